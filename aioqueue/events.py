@@ -1,0 +1,141 @@
+"""What happens, as frozen values; logging, metrics and tracing are observers of these, never code in the flow.
+
+Every step ends by emitting one event. An observer is any callable of one argument; one that raises is logged and ignored.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+logger = logging.getLogger("aioqueue")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted(Event):
+    """A worker has its row and begins to claim."""
+
+    worker: int
+    queues: tuple[str, ...]
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStopping(Event):
+    """No more claims; `running` jobs have `grace` seconds to end."""
+
+    worker: int
+    running: int
+    grace: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStopped(Event):
+    """The worker has recorded or handed back everything it could."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobClaimed(Event):
+    """The attempt is counted and committed."""
+
+    job_id: UUID
+    task: str
+    tenant: str | None
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecorded(Event):
+    """The outcome is committed; `state` is the job's new state, `seconds` the time from claim to record."""
+
+    job_id: UUID
+    task: str
+    tenant: str | None
+    attempt: int
+    state: str
+    seconds: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobLost(Event):
+    """A late outcome was refused: the job is no longer this worker's. Nothing of it was written."""
+
+    job_id: UUID
+    task: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost(Event):
+    """The worker could not renew its lease, or was declared dead; its jobs are cancelled."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobsPromoted(Event):
+    """Scheduled jobs fell due."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobsRescued(Event):
+    """Jobs of a dead worker were made ready, or dead after their last attempt."""
+
+    worker: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseLost(Event):
+    """A loop lost the database; said once per outage and loop."""
+
+    loop: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseRecovered(Event):
+    """The loop reached the database again."""
+
+    loop: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerConnected(Event):
+    """LISTEN is in force (again)."""
+
+
+Observer = Callable[[Event], None]
+
+
+class Observers:
+    """The list of observers of one app."""
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self._observers = list(observers)
+
+    def add(self, observer: Observer) -> None:
+        """Add an observer; it sees every later event."""
+        self._observers.append(observer)
+
+    def emit(self, event: Event) -> None:
+        """Show the event to every observer."""
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                logger.exception("observer %r failed on %s", observer, type(event).__name__)

@@ -1,0 +1,123 @@
+"""The scan floor of a lane: a position below which no ready job is, so that a claim never walks over what was taken.
+
+Pure: it is told what a tick read (virtual time, snapshot) and answers from where to scan and what to ask next.
+The floor moves up to V of a tick only when every transaction that was running then has ended AND a later look has found no
+visible ready row up to there; why that is exact stands in `LaneFloor.observe`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+LONG = 1.0
+"""Seconds after which a running transaction is set aside, so that it does not hold every floor back."""
+
+
+class Snapshot(NamedTuple):
+    """`pg_current_snapshot()`: every XID from `xmax` on had not begun, of those below it `running` had not ended."""
+
+    xmax: int
+    running: frozenset[int]
+
+    @classmethod
+    def parse(cls, text: str) -> Snapshot:
+        """Read 'xmin:xmax:xip,xip,…'."""
+        _, xmax, running = text.split(":")
+        return cls(int(xmax), frozenset(int(x) for x in running.split(",")) if running else frozenset())
+
+
+@dataclass(slots=True)
+class LaneFloor(Generic[T]):
+    """The floor of one ordered line, in units of `value` (virtual time, or microseconds); `T` breaks ties.
+
+    `start` is where scans begin, inclusive. `lowest` is the smallest T.
+    """
+
+    lowest: T
+    long: float = LONG
+    value: int = 0
+    tie: T | None = None
+    _last_seen: int = 0
+    _waiting: deque[tuple[int, int]] = field(default_factory=deque)
+    _armed: int | None = None
+    _first: dict[int, tuple[float, int]] = field(default_factory=dict)
+    _aside: dict[int, int] = field(default_factory=dict)
+    _reached: int = 0
+
+    @property
+    def start(self) -> tuple[int, T]:
+        """The position scans begin at: every ready job that may be seen is at or above it."""
+        return self.value, self.lowest if self.tie is None else self.tie
+
+    @property
+    def question(self) -> int | None:
+        """Up to which value the next tick should look for a ready row from `start` on; None: no need."""
+        return self._armed
+
+    @property
+    def settled(self) -> bool:
+        """Whether further ticks could not move the floor: nothing seen lies above it."""
+        return self._armed is None and not self._waiting and not self._aside and self._reached <= self.value
+
+    def reset(self) -> None:
+        """Start from zero: the server was restarted or failed over, or the clock went back."""
+        self.value, self.tie, self._armed, self._last_seen, self._reached = 0, None, None, 0, 0
+        self._waiting.clear()
+        self._first.clear()
+        self._aside.clear()
+
+    def observe(self, value: int, snapshot: Snapshot, now: float) -> None:
+        """Take in one tick: `value` (V, read FIRST), then `snapshot`; `now` in seconds of a monotonic clock.
+
+        A transaction that had no XID when the snapshot was taken will read V >= value after it has one, so its rows lie
+        above value. Those that had one are waited for; after their end a look with a new snapshot sees all they left.
+        A long one is set aside instead; at its end the floor goes back to the V that the tick BEFORE it was first seen
+        had read: it took its XID later than that, so every row of it lies above.
+        """
+        ended = [xid for xid in self._aside if xid not in snapshot.running]
+        for xid in ended:
+            self._rewind(self._aside.pop(xid))
+        for xid in [xid for xid in self._first if xid not in snapshot.running]:
+            del self._first[xid]
+        for xid in snapshot.running:
+            since, before = self._first.setdefault(xid, (now, self._last_seen))
+            if now - since > self.long:
+                self._aside.setdefault(xid, before)
+        oldest = min((xid for xid in snapshot.running if xid not in self._aside), default=snapshot.xmax)
+        while self._waiting and self._waiting[0][0] <= oldest:
+            self._armed = self._waiting.popleft()[1]
+        if value > self.value and (not self._waiting or self._waiting[-1][1] < value):
+            self._waiting.append((snapshot.xmax, value))
+        self._last_seen = value
+        self._reached = max(self._reached, value)
+
+    def answer(self, asked: int, first: tuple[int, T] | None) -> None:
+        """Take in what a tick found between `start` and `asked`: its first visible ready row, or None."""
+        if self._armed is None or asked > self._armed:
+            return  # rewound meanwhile: the question is asked anew
+        if first is not None:
+            self.value, self.tie = first
+        else:
+            self.value, self.tie = max(self.value, asked + 1), None
+        if asked == self._armed:
+            self._armed = None
+
+    def lower(self, first: tuple[int, T]) -> None:
+        """A full look found a ready row below the floor: go back to it."""
+        if first < self.start:  # type: ignore[operator] - T is ordered as PostgreSQL orders it
+            self.value, self.tie = first
+
+    def _rewind(self, value: int) -> None:
+        if value < self.value:
+            self.value, self.tie = value, None
+            self._armed = None
+            self._waiting.clear()
+
+
+def running_of(snapshots: Iterable[Snapshot]) -> frozenset[int]:
+    """Return every XID that any of the snapshots saw running."""
+    return frozenset().union(*(s.running for s in snapshots))

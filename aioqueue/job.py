@@ -1,0 +1,186 @@
+"""A job and its parts: identity, lane, position, what was asked for, what was claimed, and the handle that a user holds.
+
+Nouns only: nothing here talks to a database. `Job` passes its questions on to whoever made it, by the `JobSource` protocol.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from uuid import UUID
+
+R = TypeVar("R")
+
+PRIORITIES = range(-2, 3)
+
+
+class JobState(StrEnum):
+    """Where a job stands: scheduled → ready → running → succeeded | dead | cancelled."""
+
+    SCHEDULED = "scheduled"
+    READY = "ready"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the state is final."""
+        return self in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED)
+
+
+def new_job_id() -> UUID:
+    """Make a UUIDv7 (RFC 9562): 48 bits of milliseconds, then 74 random bits, so that no tenant can guess another's."""
+    milliseconds = time.time_ns() // 1_000_000
+    value = (milliseconds & ((1 << 48) - 1)) << 80
+    value |= 0x7 << 76 | secrets.randbits(12) << 64 | 0b10 << 62 | secrets.randbits(62)
+    return UUID(int=value)
+
+
+def lane(queue: str, priority: int) -> int:
+    """Name the line of one queue and priority: 64 bits of md5, the same here and in sql/functions/lane.sql, stable for ever."""
+    digest = hashlib.md5(f"{priority}:{queue}".encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+class Position(NamedTuple):
+    """A place in a lane; jobs are claimed in this order."""
+
+    vt: int
+    job_id: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """One request to run a task, validated, ready to be written.
+
+    `payload` is JSON text. `delay` is in seconds and counted by the database's clock; it excludes `run_at`. An option
+    that is None is taken from the database's table of tasks, then from the defaults.
+    """
+
+    id: UUID
+    task: str
+    payload: str
+    queue: str | None = None
+    priority: int | None = None
+    tenant: str | None = None
+    delay: float | None = None
+    run_at: datetime | None = None
+    max_attempts: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Claimed:
+    """A job in the hands of this worker; (lane, vt, job_id, worker, attempt) is the fence of every write about it."""
+
+    job_id: UUID
+    lane: int
+    vt: int
+    attempt: int
+    spared: int
+    tenant: str | None
+    task: str
+    queue: str
+    priority: int
+    max_attempts: int
+    payload: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptError:
+    """Why one attempt did not succeed, as it stands in its row."""
+
+    attempt: int
+    reason: str
+    error_type: str | None
+    error_message: str | None
+    traceback: str | None
+    worker: int | None
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """What the database knows of a job at one moment; `error` is its last attempt that did not succeed."""
+
+    id: UUID
+    task: str
+    queue: str
+    priority: int
+    tenant: str | None
+    state: JobState
+    attempt: int
+    spared: int
+    max_attempts: int
+    created_at: datetime
+    run_at: datetime | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker: int | None
+    retry_of: UUID | None
+    error: AttemptError | None
+
+
+class JobSource(Protocol):
+    """What a `Job` handle asks; the app answers."""
+
+    async def wait_result(self, job: Job[Any], timeout: float | None) -> Any:
+        """Wait for the job's end; see `Job.result`."""
+        ...
+
+    async def job_status(self, job: Job[Any]) -> JobStatus:
+        """Read the job's state; see `Job.status`."""
+        ...
+
+    async def cancel_job(self, job: Job[Any]) -> JobState:
+        """Ask for the job's cancellation; see `Job.cancel`."""
+        ...
+
+
+class Job(Generic[R]):
+    """A handle on one job, from any process; cheap, holds no connection."""
+
+    __slots__ = ("_source", "decode", "id", "tenant")
+
+    def __init__(
+        self, job_id: UUID, *, source: JobSource, decode: Callable[[str], R] | None = None, tenant: str | None = None
+    ) -> None:
+        self.id = job_id
+        self.tenant = tenant
+        self.decode = decode
+        self._source = source
+
+    async def result(self, timeout: float | timedelta | None = None) -> R:
+        """Wait for the job's end and return its result.
+
+        `timeout` is in seconds (or a timedelta); None waits for ever. Cancelling the wait leaves the job alone.
+
+        Raises JobFailed (dead), JobCancelled, ResultTimeout, JobNotFound (unknown for 1 s, another tenant's, expired),
+        NotCommitted (its transaction is still open in this process), ResultInvalid, AppNotOpen.
+        """
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        result: R = await self._source.wait_result(self, seconds)
+        return result
+
+    async def status(self) -> JobStatus:
+        """Read where the job stands now. Raises JobNotFound, NotCommitted, AppNotOpen."""
+        return await self._source.job_status(self)
+
+    async def cancel(self) -> JobState:
+        """Cancel the job: a waiting one at once (CANCELLED), a running one soon (RUNNING: asked for).
+
+        A job that has ended keeps its state, which is returned. Raises JobNotFound, AppNotOpen.
+        """
+        return await self._source.cancel_job(self)
+
+    def __repr__(self) -> str:
+        return f"Job({str(self.id)!r})"

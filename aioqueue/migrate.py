@@ -1,0 +1,185 @@
+"""Brings the schema to this code's version, checks at start that the two fit, and grants the roles their rights.
+
+Migrations run in one transaction under a transaction-scoped advisory lock, so any number of processes may start at once,
+behind a transaction-mode pooler too. Nothing else in aioqueue runs DDL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, LiteralString, cast
+
+import psycopg
+from psycopg import sql
+
+from .errors import SchemaError
+from .settings import DEFAULT_SCHEMA, check_schema_name
+from .sql import functions, migrations, place, quote_schema
+
+Kind = Literal["worker", "client"]
+
+CLIENT_FUNCTIONS = (
+    "enqueue", "enqueue_many", "cancel_job", "retry_job", "read_outcomes", "job_status", "notify",
+)  # fmt: skip
+WORKER_FUNCTIONS = (
+    *CLIENT_FUNCTIONS, "claim", "tick", "promote", "record", "finish", "confirm", "register_worker", "beat", "resign",
+    "rescue", "rescue_orphans", "scrub",
+)  # fmt: skip
+
+_VERSION_TABLE = """
+CREATE TABLE IF NOT EXISTS aioqueue.schema_version (
+    version    integer     NOT NULL PRIMARY KEY,
+    serves     integer     NOT NULL,
+    name       text        NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaStatus:
+    """What a database holds beside what this code needs; version 0 is no schema at all."""
+
+    schema: str
+    version: int
+    serves: int
+    needed: int
+    pending: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether this code can run on the schema."""
+        return self.serves <= self.needed <= self.version
+
+
+def code_version() -> int:
+    """Return the schema version that this code needs."""
+    return migrations()[-1].version
+
+
+def _command(schema: str) -> str:
+    option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema!r}"
+    return f"python -m aioqueue migrate{option}"
+
+
+def _text(statement: str) -> sql.SQL:
+    # The text comes from the package's own files, with the quoted schema name put in.
+    return sql.SQL(cast("LiteralString", statement))
+
+
+async def status(conn: psycopg.AsyncConnection, *, schema: str) -> SchemaStatus:
+    """Read the schema's version. Changes nothing; a missing schema, or one without rights, is version 0."""
+    cursor = await conn.execute(
+        "SELECT n.oid IS NOT NULL, has_schema_privilege(n.oid, 'USAGE') FROM (SELECT %s AS name) x"
+        " LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = x.name",
+        (schema,),
+    )
+    row = await cursor.fetchone()
+    exists, usable = (bool(row[0]), bool(row[1])) if row else (False, False)
+    if exists and not usable:
+        raise SchemaError(
+            f"schema {quote_schema(schema)} is there, but this role has no rights in it: have its owner run "
+            f"'{_command(schema)} --grants ROLE'"
+        )
+    version = serves = 0
+    if exists:
+        try:
+            cursor = await conn.execute(
+                _text(place("SELECT version, serves FROM aioqueue.schema_version ORDER BY version DESC LIMIT 1", schema))
+            )
+            found = await cursor.fetchone()
+            version, serves = found if found else (0, 0)
+        except psycopg.errors.UndefinedTable:
+            version = 0
+    pending = tuple(f"{m.version:04d}_{m.name}" for m in migrations() if m.version > version)
+    return SchemaStatus(schema, version, serves, code_version(), pending)
+
+
+async def check(conn: psycopg.AsyncConnection, *, schema: str) -> None:
+    """Raise SchemaError, with the exact command to run, unless this code can run on the database's schema."""
+    found = await status(conn, schema=schema)
+    name = quote_schema(schema)
+    if found.version == 0:
+        raise SchemaError(f"no aioqueue schema {name} in this database: run '{_command(schema)}' as its owner")
+    if found.version < found.needed:
+        raise SchemaError(
+            f"schema {name} is at version {found.version}, this code needs {found.needed}: run '{_command(schema)}' as its owner"
+        )
+    if found.serves > found.needed:
+        raise SchemaError(
+            f"schema {name} is at version {found.version}, which serves code from schema version {found.serves} on; this code "
+            f"is at {found.needed}: install a newer aioqueue-pg"
+        )
+
+
+def script(*, schema: str = DEFAULT_SCHEMA, since: int = 0) -> str:
+    """Return the SQL that brings a schema from version `since` to this code's, to be read before it is run."""
+    check_schema_name(schema)
+    parts = [] if since else [f"CREATE SCHEMA IF NOT EXISTS {quote_schema(schema)};", place(_VERSION_TABLE, schema)]
+    pending = [m for m in migrations() if m.version > since]
+    parts += [place(m.text, schema) for m in pending]
+    if pending:
+        parts += [place(text, schema) for text in functions().values()]
+        parts.append(f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {quote_schema(schema)} FROM PUBLIC;")
+    parts += [
+        place(
+            f"INSERT INTO aioqueue.schema_version (version, serves, name) VALUES ({m.version}, {m.serves}, '{m.name}');",
+            schema,
+        )
+        for m in pending
+    ]
+    return "\n".join(parts)
+
+
+async def migrate(dsn: str, *, schema: str = DEFAULT_SCHEMA) -> SchemaStatus:
+    """Apply what is pending, as the role of `dsn`, which becomes (or is) the owner; return what there was before.
+
+    One transaction: it is all there afterwards, or nothing. Safe to run from many processes at once. Raises
+    psycopg.errors.LockNotAvailable where a table stays locked for 5 s: run it again.
+    """
+    check_schema_name(schema)
+    async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=10) as conn:
+        await conn.execute("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0))", (f"aioqueue migrate {schema}",))
+        before = await status_or_missing(conn, schema=schema)
+        if before.pending:
+            await conn.execute("SET LOCAL lock_timeout = '5s'")
+            await conn.execute("SET LOCAL check_function_bodies = off")
+            cursor = await conn.execute("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s", (schema,))
+            if await cursor.fetchone() is None:
+                await conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+            text = script(schema=schema, since=before.version)
+            if before.version == 0:
+                # An existing schema is used as it is: CREATE SCHEMA IF NOT EXISTS would ask for the right to create one.
+                text = text.partition("\n")[2]
+            await conn.execute(_text(text))
+    return before
+
+
+async def status_or_missing(conn: psycopg.AsyncConnection, *, schema: str) -> SchemaStatus:
+    """As `status`, inside a transaction: a missing version table does not abort it."""
+    async with conn.transaction():
+        try:
+            async with conn.transaction():
+                return await status(conn, schema=schema)
+        except psycopg.errors.UndefinedTable:
+            return SchemaStatus(schema, 0, 0, code_version(), tuple(f"{m.version:04d}_{m.name}" for m in migrations()))
+
+
+def grants(*, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") -> str:
+    """Return the exact rights of a role: 'worker' (runs jobs, sees all) or 'client' (enqueue, cancel, status, result)."""
+    who = sql.Identifier(role).as_string(None)
+    name = quote_schema(schema)
+    lines = [f"GRANT USAGE ON SCHEMA {name} TO {who};", f"GRANT SELECT ON {name}.schema_version TO {who};"]
+    if kind == "worker":
+        tables = ("job", "live", "scheduled", "outcome", "attempt", "cancel", "worker", "task", "jobs")
+        lines += [f"GRANT SELECT ON {name}.{table} TO {who};" for table in tables]
+    # Function signatures are left to the server: every function has one.
+    allowed = WORKER_FUNCTIONS if kind == "worker" else CLIENT_FUNCTIONS
+    lines += [f"GRANT EXECUTE ON FUNCTION {name}.{function} TO {who};" for function in allowed]
+    return "\n".join(lines)
+
+
+async def grant(dsn: str, *, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") -> None:
+    """Grant a role its rights, as the owner. Raises psycopg.errors.UndefinedObject for an unknown role."""
+    async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=10) as conn:
+        await conn.execute(_text(grants(role=role, schema=schema, kind=kind)))

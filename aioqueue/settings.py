@@ -1,0 +1,181 @@
+"""Every setting with its default, in one place: frozen, keyword-only, checked once where it is made.
+
+Durations are seconds as float, or a timedelta where a user may give one; sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from .errors import ConfigurationError
+
+DEFAULT_SCHEMA = "aioqueue"
+DEFAULT_QUEUE = "default"
+DEFAULT_MAX_ATTEMPTS = 5
+NAME_LIMIT = 200
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigurationError(message)
+
+
+def check_schema_name(schema: str) -> str:
+    """Return the schema's name, or raise ConfigurationError where it cannot be quoted safely everywhere."""
+    _check(bool(schema.strip()), "schema: expected a name, got an empty one")
+    _check(len(schema.encode()) <= 63, f"schema: PostgreSQL's names have at most 63 bytes, {schema!r} has more")
+    _check(
+        not re.search(r"['$%\\\x00-\x1f]", schema),
+        f"schema: {schema!r} has a quote, dollar, percent, backslash or control character; choose another name",
+    )
+    return schema
+
+
+def check_name(option: str, value: object) -> str:
+    """Return a queue, tenant or task name, or raise ValueError with what is wrong with it."""
+    if not isinstance(value, str):
+        raise TypeError(f"{option}: expected a string, got {type(value).__name__}")
+    if not value.strip():
+        raise ValueError(f"{option}: expected a name, got an empty or blank one")
+    if len(value) > NAME_LIMIT:
+        raise ValueError(f"{option}: at most {NAME_LIMIT} characters, got {len(value)}")
+    if "\x00" in value or any("\ud800" <= c <= "\udfff" for c in value):
+        raise ValueError(f"{option}: {value!r} has a NUL character or a lone surrogate, which PostgreSQL cannot store")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """The one pool of a process. Two of its connections are kept back for the runtime."""
+
+    size: int = 4
+    """Connections at most; at least 3, or jobs with a transaction could starve the heartbeat."""
+    min_size: int = 1
+    """Connections kept open when idle."""
+    acquire_timeout: float = 5.0
+    """Seconds the runtime waits for a connection before it counts as an outage."""
+    deadline: float = 10.0
+    """Seconds one of the runtime's database calls may take before its connection is shut."""
+
+    def __post_init__(self) -> None:
+        _check(self.size >= 3, f"pool size: at least 3 (two are kept for the runtime), got {self.size}")
+        _check(1 <= self.min_size <= self.size, f"pool min_size: 1 to {self.size}, got {self.min_size}")
+        _check(self.acquire_timeout > 0 and self.deadline > 0, "pool: timeouts must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSettings:
+    """How long a worker may be silent before its jobs are given to others."""
+
+    lease: float = 30.0
+    """Seconds a beat is good for; the time to take over after a crash. Too small: a short outage costs attempts."""
+    beat: float | None = None
+    """Seconds between beats; default and maximum a third of the lease."""
+    rescue_interval: float = 1.0
+    """Seconds between looks for dead workers."""
+
+    def __post_init__(self) -> None:
+        _check(self.lease >= 0.5, f"lease: at least 0.5 s, got {self.lease:g}")
+        if self.beat is None:
+            object.__setattr__(self, "beat", self.lease / 3)
+        _check(
+            0 < self.beat_seconds <= self.lease / 3 + 1e-9,
+            f"beat: at most a third of the lease ({self.lease / 3:g} s), got {self.beat:g}",
+        )
+        _check(self.rescue_interval > 0, "rescue_interval: must be positive")
+
+    @property
+    def beat_seconds(self) -> float:
+        """Seconds between beats."""
+        return self.lease / 3 if self.beat is None else self.beat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """How long things may take."""
+
+    time_limit: float = 600.0
+    """Seconds a job that holds nothing may run, unless its task says otherwise."""
+    transaction_time_limit: float = 30.0
+    """The same for a job that runs in a transaction of its own."""
+    grace: float = 25.0
+    """Seconds a stopping worker lets its jobs finish (embedded: 10)."""
+    abandon: float = 10.0
+    """Seconds a cancelled job may ignore its cancellation before it is given up."""
+    rollback: float = 2.0
+    """Seconds a cancelled job's rollback may take before its connection is closed."""
+    transaction_wait: float = 1.0
+    """Seconds a job waits for a free connection before it is handed back, spared."""
+    payload: int = 1_000_000
+    """Bytes of a payload's JSON."""
+    result: int = 10_000_000
+    """Bytes of a result's JSON."""
+
+    def __post_init__(self) -> None:
+        for name in ("time_limit", "transaction_time_limit", "abandon", "rollback", "transaction_wait"):
+            _check(getattr(self, name) > 0, f"{name}: must be positive, got {getattr(self, name)}")
+        _check(self.grace >= 0, f"grace: must not be negative, got {self.grace}")
+        _check(self.payload > 0 and self.result > 0, "payload, result: sizes must be positive")
+
+
+def parse_queues(names: tuple[str, ...]) -> dict[str, int]:
+    """Read 'a', 'b:3' as queue names with weights; raise ConfigurationError for anything else."""
+    queues: dict[str, int] = {}
+    for text in names:
+        name, colon, weight = text.rpartition(":")
+        if not colon or not weight.isdigit():
+            name, weight = text, "1"
+        try:
+            check_name("queue", name)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(str(error)) from None
+        _check(1 <= int(weight) <= 100, f"queue {name!r}: a weight is 1 to 100, got {weight}")
+        _check(name not in queues, f"queue {name!r} is given twice")
+        queues[name] = int(weight)
+    return queues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """One worker: what it serves and how it looks for work."""
+
+    queues: tuple[str, ...] = ()
+    """Queues to serve, each 'name' or 'name:weight'; empty: those of the app's registered tasks, and 'default'."""
+    concurrency: int = 100
+    """Jobs running at once."""
+    claim_batch: int = 100
+    """Jobs of one claim at most."""
+    poll: float = 1.0
+    """Seconds between looks without a wake-up."""
+    tick: float = 0.05
+    """Seconds between ticks while busy."""
+    drain: bool = False
+    """Stop once nothing is ready, scheduled jobs apart."""
+
+    def __post_init__(self) -> None:
+        _check(self.concurrency >= 1, f"concurrency: at least 1, got {self.concurrency}")
+        _check(self.claim_batch >= 1, f"claim_batch: at least 1, got {self.claim_batch}")
+        _check(0 < self.tick <= self.poll, f"poll, tick: expected 0 < tick <= poll, got {self.tick:g} and {self.poll:g}")
+        parse_queues(self.queues)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of an app."""
+
+    schema: str = DEFAULT_SCHEMA
+    """PostgreSQL schema that holds the queue."""
+    tenant_setting: str = "app.tenant"
+    """Name of the setting that carries the tenant into a job's transaction; row-level security policies read it."""
+    pool: PoolSettings = field(default_factory=PoolSettings)
+    lease: LeaseSettings = field(default_factory=LeaseSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+
+    def __post_init__(self) -> None:
+        check_schema_name(self.schema)
+        _check(
+            bool(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)+", self.tenant_setting)),
+            f"tenant_setting: expected a name with a dot such as 'app.tenant', got {self.tenant_setting!r}",
+        )

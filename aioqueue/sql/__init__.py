@@ -1,0 +1,71 @@
+"""The SQL of aioqueue as files; this module only finds them and puts the schema's quoted name in.
+
+Files say `aioqueue.` literally and paste into psql as they are; exactly that token is replaced.
+migrations/ makes the tables, functions/ the functions (made anew by every migration), statements/ what is run as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from psycopg import sql
+
+_ROOT = resources.files(__name__)
+TOKEN = "aioqueue."  # noqa: S105 - a placeholder in the files, not a secret
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One numbered file; `serves` is the oldest code version that still runs on the schema after it."""
+
+    version: int
+    serves: int
+    name: str
+    text: str
+
+
+def quote_schema(schema: str) -> str:
+    """Return the schema's name as an SQL identifier."""
+    return sql.Identifier(schema).as_string(None)
+
+
+def place(text: str, schema: str) -> str:
+    """Put the schema's quoted name where the text says `aioqueue.`."""
+    return text.replace(TOKEN, quote_schema(schema) + ".")
+
+
+@cache
+def functions() -> dict[str, str]:
+    """Return every function's file by name."""
+    return {
+        entry.name.removesuffix(".sql"): entry.read_text("utf-8")
+        for entry in sorted((_ROOT / "functions").iterdir(), key=lambda e: e.name)
+        if entry.name.endswith(".sql")
+    }
+
+
+@cache
+def statements() -> dict[str, str]:
+    """Return every plain statement's file by name."""
+    return {
+        entry.name.removesuffix(".sql"): entry.read_text("utf-8")
+        for entry in sorted((_ROOT / "statements").iterdir(), key=lambda e: e.name)
+        if entry.name.endswith(".sql")
+    }
+
+
+@cache
+def migrations() -> tuple[Migration, ...]:
+    """Return the migrations in order; the first line of each file says which code it still serves."""
+    found = []
+    for entry in sorted((_ROOT / "migrations").iterdir(), key=lambda e: e.name):
+        if entry.name.endswith(".sql"):
+            text = entry.read_text("utf-8")
+            number, _, name = entry.name.removesuffix(".sql").partition("_")
+            first = text.partition("\n")[0]
+            if not first.startswith("-- serves: "):
+                raise RuntimeError(f"migration {entry.name} must begin with '-- serves: N'")
+            found.append(Migration(int(number), int(first.removeprefix("-- serves: ")), name, text))
+    return tuple(found)

@@ -1,0 +1,73 @@
+-- enqueue_many: (nothing) → ready or scheduled, for a jsonb array of jobs, in the caller's transaction; ids in order.
+-- A job: {"task", "payload", "tenant", "queue", "priority", "delay", "run_at", "max_attempts", "id", "retry_of"}; all but
+-- task may be left out. delay is an interval or seconds. Options left out come from table task, then from the defaults.
+-- XID first, then clock and tags (ENGINE.md, invariant 1). Locks nothing that others wait for; makes no row that others use.
+-- An id that exists already with the same job is success and adds nothing; with another job it is unique_violation.
+CREATE OR REPLACE FUNCTION aioqueue.enqueue_many(jobs jsonb) RETURNS SETOF uuid
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+DECLARE
+    ids uuid[]; tasks text[]; queues text[]; tenants text[]; priorities integer[]; max_attempts_ integer[]; due timestamptz[];
+    lanes bigint[]; inserted uuid[]; fresh boolean[]; at timestamptz; bad record; later boolean; n integer;
+BEGIN
+    IF jsonb_typeof(jobs) IS DISTINCT FROM 'array' THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'jobs: expected a jsonb array of objects, got ' || coalesce(jsonb_typeof(jobs), 'NULL');
+    END IF;
+    PERFORM pg_current_xact_id();
+    at := clock_timestamp();
+    SELECT array_agg(coalesce((e.v ->> 'id')::uuid, aioqueue.uuidv7())), array_agg(e.v ->> 'task'),
+           array_agg(coalesce(e.v ->> 'queue', t.queue, 'default')), array_agg(e.v ->> 'tenant'),
+           array_agg(coalesce((e.v ->> 'priority')::integer, t.priority, 0)),
+           array_agg(coalesce((e.v ->> 'max_attempts')::integer, t.max_attempts, 5)),
+           array_agg(coalesce((e.v ->> 'run_at')::timestamptz, at + (e.v ->> 'delay')::interval)),
+           coalesce(bool_or(coalesce((e.v ->> 'run_at')::timestamptz, at + (e.v ->> 'delay')::interval) > at), false), count(*)
+      INTO ids, tasks, queues, tenants, priorities, max_attempts_, due, later, n
+      FROM jsonb_array_elements(jobs) AS e (v)
+      LEFT JOIN LATERAL (SELECT k.queue, k.priority, k.max_attempts FROM aioqueue.task k
+                          WHERE (e.v ->> 'queue' IS NULL OR e.v ->> 'priority' IS NULL OR e.v ->> 'max_attempts' IS NULL)
+                            AND k.name = e.v ->> 'task' LIMIT 1) t ON true;
+    IF n = 0 THEN
+        RETURN;
+    END IF;
+    SELECT x.i, x.reason INTO bad
+      FROM (SELECT u.i, CASE
+                WHEN u.task IS NULL OR btrim(u.task) = '' OR length(u.task) > 200 THEN 'task: expected a name of 1 to 200 characters, got ' || coalesce(quote_literal(left(u.task, 40)), 'NULL')
+                WHEN btrim(u.queue) = '' OR length(u.queue) > 200 THEN 'queue: expected a name of 1 to 200 characters, got ' || quote_literal(left(u.queue, 40))
+                WHEN btrim(u.tenant) = '' OR length(u.tenant) > 200 THEN 'tenant: expected a name of 1 to 200 characters or NULL, got ' || quote_literal(left(u.tenant, 40))
+                WHEN u.priority NOT BETWEEN -2 AND 2 THEN 'priority: expected -2 to 2, got ' || u.priority
+                WHEN u.max_attempts NOT BETWEEN 1 AND 10000 THEN 'max_attempts: expected 1 to 10000, got ' || u.max_attempts
+                WHEN later AND jobs -> (u.i::integer - 1) ->> 'run_at' IS NOT NULL AND jobs -> (u.i::integer - 1) ->> 'delay' IS NOT NULL THEN 'delay, run_at: give one of them'
+            END AS reason
+              FROM unnest(tasks, queues, tenants, priorities, max_attempts_) WITH ORDINALITY AS u (task, queue, tenant, priority, max_attempts, i)) x
+     WHERE x.reason IS NOT NULL LIMIT 1;
+    IF FOUND THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'job ' || bad.i || ' of ' || n || ': ' || bad.reason;
+    END IF;
+    WITH i AS (
+        INSERT INTO aioqueue.job AS j (id, task, queue, tenant, priority, max_attempts, payload, created_at, run_at, retry_of)
+        SELECT ids[e.i], tasks[e.i], queues[e.i], coalesce(tenants[e.i], ''), priorities[e.i], max_attempts_[e.i],
+               coalesce(e.v -> 'payload', '{}'), at, due[e.i], (e.v ->> 'retry_of')::uuid
+          FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e (v, i)
+        ON CONFLICT DO NOTHING RETURNING j.id)
+    SELECT array_agg(i.id) INTO inserted FROM i;
+    IF coalesce(cardinality(inserted), 0) < n THEN
+        PERFORM aioqueue.same_jobs(jobs, ids, tasks, tenants);
+    END IF;
+    -- From here on only what is new; the arrays stay parallel.
+    SELECT array_agg(aioqueue.lane(u.queue, u.priority)), array_agg(coalesce(u.tenant, '')), array_agg(u.due), array_agg(u.id)
+      INTO lanes, tenants, due, inserted
+      FROM unnest(ids, queues, priorities, tenants, due) WITH ORDINALITY AS u (id, queue, priority, tenant, due, i)
+     WHERE cardinality(inserted) = n OR u.id = ANY (inserted) AND array_position(ids, u.id) = u.i;
+    IF inserted IS NOT NULL AND NOT later THEN
+        PERFORM aioqueue.make_ready(lanes, inserted, tenants, array_fill(0, ARRAY[cardinality(inserted)]), array_fill(0, ARRAY[cardinality(inserted)]));
+    ELSIF inserted IS NOT NULL THEN
+        INSERT INTO aioqueue.scheduled (run_at, job_id, lane, tenant)
+        SELECT greatest(u.due, clock_timestamp()), u.id, u.lane, u.tenant
+          FROM unnest(due, inserted, lanes, tenants) AS u (due, id, lane, tenant) WHERE u.due > at;
+        PERFORM aioqueue.make_ready(array_agg(u.lane), array_agg(u.id), array_agg(u.tenant), array_agg(0), array_agg(0))
+           FROM unnest(due, inserted, lanes, tenants) AS u (due, id, lane, tenant) WHERE u.due IS NULL OR u.due <= at HAVING count(*) > 0;
+    END IF;
+    RETURN QUERY SELECT unnest(ids);
+END $$;

@@ -1,0 +1,27 @@
+-- next_tag: the position after which a tenant's next jobs go in a lane (start-time fair queueing): max(V, the tenant's
+-- last tag) + k steps. Precondition: the transaction holds its XID already, or a floor could pass the row unseen.
+-- Open transactions do not see each other's rows, so k is the first number of this (lane, tenant) that no other open
+-- transaction has locked. Try-locks only: nobody waits. One transaction takes at most 256 of them, which leaves the
+-- server's lock table alone; later tenants of a huge batch may tie with another open batch.
+-- Served by live_tenant, backwards from the tenant's end; vt >= V keeps dead entries out. Not read under SERIALIZABLE,
+-- where two enqueuers of one tenant would fail with 40001.
+CREATE OR REPLACE FUNCTION aioqueue.next_tag(p_lane bigint, p_tenant text) RETURNS bigint
+LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v      bigint := aioqueue.virtual_time(p_lane);
+    last   bigint;
+    k      integer := 0;
+    locked integer := coalesce(nullif(pg_catalog.current_setting('aioqueue_tag.locks', true), ''), '0')::integer;
+BEGIN
+    IF pg_catalog.current_setting('transaction_isolation') <> 'serializable' THEN
+        SELECT l.vt INTO last FROM aioqueue.live l
+         WHERE l.lane = p_lane AND l.tenant = p_tenant AND l.vt >= v ORDER BY l.vt DESC LIMIT 1;
+    END IF;
+    IF locked < 256 THEN
+        WHILE k < 1000 AND NOT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended(p_tenant, p_lane + k)) LOOP
+            k := k + 1;
+        END LOOP;
+        PERFORM pg_catalog.set_config('aioqueue_tag.locks', (locked + 1)::text, true);
+    END IF;
+    RETURN greatest(v, coalesce(last, v)) + 1000 * k;
+END $$;

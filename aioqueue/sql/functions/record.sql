@@ -1,0 +1,41 @@
+-- record: running → succeeded, dead, cancelled, scheduled or ready, for a batch of any outcomes of one worker's jobs.
+-- p_outcomes: [{"j": job id, "l": lane, "v": vt, "a": attempt, "o": "succeeded", "r": result}, …]; any other outcome has
+-- "o": the reason, "d": seconds until it runs again (null: dead), "s": spared, "t"/"m"/"b": error type, message, traceback,
+-- "u": the unknown task's name.
+-- The fence is (lane, vt, job_id, worker, attempt): a job that is no longer this worker's returns no row and changes
+-- nothing, so the same call may be repeated. XID first. Rows are locked in position order; served by live_pkey, one probe each.
+CREATE OR REPLACE FUNCTION aioqueue.record(p_worker bigint, p_outcomes jsonb) RETURNS TABLE (job_id uuid, state text)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    x record; r aioqueue.live; others integer;
+BEGIN
+    PERFORM pg_current_xact_id();
+    RETURN QUERY
+    WITH o AS (
+        SELECT e.j, e.l, e.v, e.a, e.r FROM jsonb_to_recordset(p_outcomes) AS e (j uuid, l bigint, v bigint, a integer, o text, r jsonb)
+         WHERE e.o = 'succeeded' ORDER BY e.l, e.v, e.j),
+    k AS MATERIALIZED (
+        SELECT o.j, o.a, o.r, f.c, f.claimed_at FROM o,
+               LATERAL (SELECT l.ctid AS c, l.claimed_at FROM aioqueue.live l
+                         WHERE l.lane = o.l AND l.vt = o.v AND l.job_id = o.j AND l.worker = p_worker AND l.attempt = o.a
+                         LIMIT 1 FOR UPDATE) f),
+    d AS (DELETE FROM aioqueue.live l WHERE l.ctid = ANY (ARRAY(SELECT k.c FROM k))),
+    w AS (INSERT INTO aioqueue.outcome (job_id, state, attempt, result, started_at, finished_at)
+          SELECT k.j, 'succeeded', k.a, k.r, k.claimed_at, clock_timestamp() FROM k)
+    SELECT k.j, 'succeeded'::text FROM k;
+    FOR x IN
+        SELECT e.* FROM jsonb_to_recordset(p_outcomes) AS e (j uuid, l bigint, v bigint, a integer, o text, d double precision, s boolean, t text, m text, b text, u text)
+         WHERE e.o <> 'succeeded' ORDER BY e.l, e.v, e.j
+    LOOP
+        SELECT l.* INTO r FROM aioqueue.live l
+         WHERE l.lane = x.l AND l.vt = x.v AND l.job_id = x.j AND l.worker = p_worker AND l.attempt = x.a FOR UPDATE;
+        CONTINUE WHEN NOT FOUND;
+        job_id := x.j;
+        state := aioqueue.return_job(r, x.o, x.t, x.m, x.b, x.d, coalesce(x.s, false), x.u);
+        RETURN NEXT;
+    END LOOP;
+END $$;

@@ -1,0 +1,27 @@
+-- register_worker: (nothing) → a living worker, under an identity that the process made; writes what its tasks default to,
+-- and makes jobs that waited for one of these tasks due at once.
+-- p_tasks: [{"name", "queue", "priority", "max_attempts"}, …]. Task rows are written in name order, and only when changed.
+CREATE OR REPLACE FUNCTION aioqueue.register_worker(
+    p_worker bigint, p_host text, p_pid integer, p_version text, p_queues text[], p_concurrency integer,
+    p_lease double precision, p_tasks jsonb
+) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE at timestamptz;
+BEGIN
+    PERFORM pg_current_xact_id();
+    at := clock_timestamp();
+    INSERT INTO aioqueue.worker (id, host, pid, version, queues, concurrency, started_at, beat_at, lease_until)
+    VALUES (p_worker, p_host, p_pid, p_version, p_queues, p_concurrency, at, at, at + make_interval(secs => p_lease));
+    INSERT INTO aioqueue.task AS t (name, queue, priority, max_attempts, seen_at)
+    SELECT e.name, e.queue, e.priority, e.max_attempts, at
+      FROM jsonb_to_recordset(p_tasks) AS e (name text, queue text, priority smallint, max_attempts integer) ORDER BY e.name
+    ON CONFLICT (name) DO UPDATE SET queue = excluded.queue, priority = excluded.priority, max_attempts = excluded.max_attempts, seen_at = at
+       WHERE (t.queue, t.priority, t.max_attempts) IS DISTINCT FROM (excluded.queue, excluded.priority, excluded.max_attempts)
+          OR t.seen_at < at - interval '1 hour';
+    WITH d AS (
+        DELETE FROM aioqueue.scheduled s
+         WHERE s.unknown_task IN (SELECT e.name FROM jsonb_to_recordset(p_tasks) AS e (name text))
+        RETURNING s.*)
+    INSERT INTO aioqueue.scheduled (run_at, job_id, lane, tenant, attempt, spared)
+    SELECT clock_timestamp(), d.job_id, d.lane, d.tenant, d.attempt, d.spared FROM d;
+END $$;

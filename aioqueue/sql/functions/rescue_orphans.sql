@@ -1,0 +1,19 @@
+-- rescue_orphans: as rescue, for running rows whose worker has no row at all (deleted by hand, lost in a failover).
+-- Scans live, so it is called at a worker's start and about once a minute, by one worker at a time (a try-lock).
+CREATE OR REPLACE FUNCTION aioqueue.rescue_orphans(p_limit integer) RETURNS integer
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
+DECLARE
+    r aioqueue.live; moved integer := 0;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(hashtextextended('aioqueue.rescue_orphans', 0)) THEN
+        RETURN 0;
+    END IF;
+    PERFORM pg_current_xact_id();
+    FOR r IN SELECT l.* FROM aioqueue.live l
+              WHERE l.worker IS NOT NULL AND NOT EXISTS (SELECT FROM aioqueue.worker w WHERE w.id = l.worker)
+              LIMIT p_limit FOR UPDATE OF l SKIP LOCKED LOOP
+        PERFORM aioqueue.rescue_job(r);
+        moved := moved + 1;
+    END LOOP;
+    RETURN moved;
+END $$;
