@@ -1,0 +1,195 @@
+"""The definition of a task: a function and its options, checked, with the codecs of its payload and its result.
+
+Everything that can be wrong with a function is refused here, where it is registered, and not where its jobs run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from .context import JobContext, JobTransaction
+from .errors import TaskDefinitionError
+from .job import PRIORITIES
+from .payload import PayloadCodec, ResultCodec, read_signature
+from .retry import Retry, check_delay
+from .settings import DEFAULT_QUEUE, check_name
+
+
+class Holds(Enum):
+    """What a task holds while it runs; its first parameter's annotation says so."""
+
+    TRANSACTION = "transaction"
+    CONTEXT = "context"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskDefinition:
+    """All that is known of a task; `timeout` is in seconds, None means the worker's limit."""
+
+    name: str
+    queue: str
+    priority: int
+    retry: Retry
+    timeout: float | None
+    holds: Holds
+    is_async: bool
+    payload: PayloadCodec
+    result: ResultCodec
+    fn: Callable[..., Any]
+
+
+def define(
+    fn: Callable[..., Any],
+    *,
+    name: str | None = None,
+    queue: str = DEFAULT_QUEUE,
+    priority: int = 0,
+    retry: Retry | None = None,
+    timeout: timedelta | float | None = None,
+) -> TaskDefinition:
+    """Check a function and its options and make a task of them. Raises TaskDefinitionError for all that cannot work."""
+    _check_function(fn)
+    if name is None:
+        name = _default_name(fn)
+    policy: object = Retry() if retry is None else retry
+    try:
+        check_name("name", name)
+        check_name("queue", queue)
+        check_priority(priority)
+    except (TypeError, ValueError) as error:
+        raise TaskDefinitionError(f"task {name!r}: {error}") from None
+    if not isinstance(policy, Retry):
+        raise TaskDefinitionError(f"task {name!r}: retry: expected a Retry, got {policy!r}")
+    parameters, returned = read_signature(fn, task=name)
+    is_async = inspect.iscoroutinefunction(fn)
+    holds = _read_holds(parameters, is_async=is_async, task=name)
+    return TaskDefinition(
+        name=name,
+        queue=queue,
+        priority=priority,
+        retry=policy,
+        timeout=_read_timeout(timeout, task=name),
+        holds=holds,
+        is_async=is_async,
+        payload=PayloadCodec(parameters if holds is Holds.NOTHING else parameters[1:], task=name),
+        result=ResultCodec(returned, task=name),
+        fn=fn,
+    )
+
+
+def _check_function(fn: object) -> None:
+    if not inspect.isfunction(fn):
+        raise TaskDefinitionError(
+            f"expected a function (def or async def), got {fn!r}; write a function that calls it"
+        )
+    inner = inspect.unwrap(fn)
+    where = f"task {fn.__qualname__!r}"
+    if any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in (fn, inner)):
+        raise TaskDefinitionError(
+            f"{where}: a generator function cannot be a task; return a list instead of yielding"
+        )
+    if inspect.iscoroutinefunction(inner) and not inspect.iscoroutinefunction(fn):
+        raise TaskDefinitionError(
+            f"{where}: an async function inside a decorator that is a plain def; make the decorator's wrapper async"
+        )
+
+
+def _default_name(fn: Callable[..., Any]) -> str:
+    if "<lambda>" in fn.__qualname__:
+        raise TaskDefinitionError("a lambda has no name that lasts; give it one: name='…'")
+    module = fn.__module__
+    if module == "__main__":
+        # The name that the module has where a worker imports it, so that both mean the same task.
+        main = sys.modules["__main__"]
+        if getattr(main, "__spec__", None) is not None:
+            module = main.__spec__.name if main.__spec__ else module
+        elif isinstance(file := getattr(main, "__file__", None), str):
+            module = Path(file).stem
+    return f"{module}.{fn.__qualname__.replace('<locals>.', '')}"
+
+
+def check_priority(priority: object) -> int:
+    """Return a priority, or raise ValueError with what is wrong with it."""
+    if not isinstance(priority, int) or isinstance(priority, bool) or priority not in PRIORITIES:
+        raise ValueError(f"priority: expected a whole number from -2 to 2 (runs first), got {priority!r}")
+    return priority
+
+
+def _read_timeout(timeout: object, *, task: str) -> float | None:
+    if timeout is None:
+        return None
+    try:
+        seconds = check_delay(timeout)
+    except ValueError as error:
+        raise TaskDefinitionError(f"task {task!r}: timeout: {error}") from None
+    if seconds <= 0:
+        raise TaskDefinitionError(f"task {task!r}: timeout: must be more than 0 s, got {timeout!r}")
+    return seconds
+
+
+def _read_holds(parameters: list[inspect.Parameter], *, is_async: bool, task: str) -> Holds:
+    holds = Holds.NOTHING
+    for number, parameter in enumerate(parameters):
+        annotation = parameter.annotation
+        if typing.get_origin(annotation) is typing.Annotated:
+            annotation = typing.get_args(annotation)[0]
+        if number == 0 and parameter.kind is not parameter.KEYWORD_ONLY:
+            if annotation is JobTransaction:
+                holds = Holds.TRANSACTION
+            elif annotation is JobContext:
+                holds = Holds.CONTEXT
+            elif _takes_context(annotation):
+                raise TaskDefinitionError(
+                    f"task {task!r}: a first parameter of type {_shown(annotation)} could be a context, and type checkers "
+                    "take it for one; give it a definite type, or put 'ctx: JobContext' before it"
+                )
+        if (number or holds is Holds.NOTHING) and _mentions_context(annotation):
+            raise TaskDefinitionError(
+                f"task {task!r}: parameter {parameter.name!r} is {_shown(annotation)}; JobContext or JobTransaction is "
+                "the first parameter, positional, and exactly that"
+            )
+    if holds is Holds.TRANSACTION and not is_async:
+        raise TaskDefinitionError(
+            f"task {task!r}: a def task runs in a thread and cannot use an asyncio transaction; make it async def"
+        )
+    return holds
+
+
+def _shown(annotation: object) -> str:
+    return getattr(annotation, "__qualname__", None) or str(annotation)
+
+
+def _members(annotation: object) -> tuple[Any, ...]:
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if is_union else (annotation,)
+
+
+def _takes_context(annotation: object) -> bool:
+    """Whether a JobContext or JobTransaction is a value of the type: then checkers drop the parameter from enqueue()."""
+    for member in _members(annotation):
+        if member is Any:
+            return True
+        try:
+            if isinstance(member, type) and (
+                issubclass(JobContext, member) or issubclass(JobTransaction, member)
+            ):
+                return member not in (JobContext, JobTransaction)
+        except TypeError:  # a protocol that is not for issubclass
+            continue
+    return False
+
+
+def _mentions_context(annotation: object) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, (JobContext, JobTransaction)):
+        return True
+    return any(_mentions_context(part) for part in typing.get_args(annotation))

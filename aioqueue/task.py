@@ -1,0 +1,342 @@
+"""A task as the user holds it: the typed face that calls a function or enqueues it, and the registry of an app's tasks.
+
+What a task is stands in definition.py. Nothing here talks to a database: `Task` passes its jobs on to the app, by
+the `Enqueuer` protocol.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from .context import JobContext, JobTransaction
+from .definition import Holds, TaskDefinition, check_priority, define
+from .errors import InvalidOption, InvalidPayload, TaskDefinitionError, UnknownTask
+from .job import Job, NewJob, new_job_id
+from .retry import Retry, check_delay, check_max_attempts
+from .settings import DEFAULT_QUEUE, check_name
+
+__all__ = ["BoundTask", "Enqueuer", "Holds", "Task", "TaskDefinition", "TaskRegistry", "define"]
+
+F = ParamSpec("F")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Payload = BaseModel | Mapping[str, Any] | tuple[Any, ...]
+"""One job of `enqueue_many`: the model, a mapping with the payload's keys, or a tuple of positional arguments."""
+
+
+class Enqueuer(Protocol):
+    """What a task needs of the app."""
+
+    @property
+    @abstractmethod
+    def payload_limit(self) -> int:
+        """Bytes of a payload's JSON."""
+        raise NotImplementedError
+
+    @abstractmethod
+    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
+        """Write the jobs: all of them or none."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None) -> Job[Any]:
+        """Make the handle of a job."""
+        raise NotImplementedError
+
+
+class BoundTask(Generic[P, R]):
+    """A task with options for the jobs that it makes; see `Task.options`."""
+
+    __slots__ = (
+        "_definition",
+        "_delay",
+        "_enqueuer",
+        "_max_attempts",
+        "_on",
+        "_priority",
+        "_queue",
+        "_run_at",
+        "_tenant",
+    )
+
+    def __init__(
+        self,
+        definition: TaskDefinition,
+        enqueuer: Enqueuer,
+        *,
+        tenant: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        delay: timedelta | float | None = None,
+        run_at: datetime | None = None,
+        max_attempts: int | None = None,
+        on: object | None = None,
+    ) -> None:
+        self._definition = definition
+        self._enqueuer = enqueuer
+        self._on = on
+        self._tenant = _option("tenant", tenant, lambda value: check_name("tenant", value))
+        self._queue = _option("queue", queue, lambda value: check_name("queue", value)) or definition.queue
+        chosen = _option("priority", priority, check_priority)
+        self._priority = definition.priority if chosen is None else chosen
+        self._delay = _option("delay", delay, check_delay)
+        self._run_at = _option("run_at", run_at, _check_run_at)
+        if self._delay is not None and self._run_at is not None:
+            raise InvalidOption("run_at", "give delay or run_at, not both")
+        attempts = _option("max_attempts", max_attempts, check_max_attempts)
+        self._max_attempts = definition.retry.max_attempts if attempts is None else attempts
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Enqueue one job with these options; see `Task.enqueue`."""
+        limit = self._enqueuer.payload_limit
+        return (await self._send([self._job(self._definition.payload.dump(args, kwargs, limit=limit))]))[0]
+
+    async def enqueue_many(self, payloads: Iterable[Payload]) -> list[Job[R]]:
+        """Enqueue many jobs with these options; see `Task.enqueue_many`."""
+        limit = self._enqueuer.payload_limit
+        codec = self._definition.payload
+        jobs = []
+        for number, payload in enumerate(payloads):
+            try:
+                if isinstance(payload, tuple):
+                    text = codec.dump(payload, {}, limit=limit)
+                else:
+                    text = codec.dump_value(payload, limit=limit)
+            except InvalidPayload as error:
+                raise InvalidPayload(error.task, f"number {number} (from 0): {error.reason}") from error
+            jobs.append(self._job(text))
+        return await self._send(jobs)
+
+    def _job(self, payload: str) -> NewJob:
+        return NewJob(
+            id=new_job_id(),
+            task=self._definition.name,
+            payload=payload,
+            queue=self._queue,
+            priority=self._priority,
+            tenant=self._tenant,
+            delay=self._delay,
+            run_at=self._run_at,
+            max_attempts=self._max_attempts,
+        )
+
+    async def _send(self, jobs: list[NewJob]) -> list[Job[R]]:
+        if jobs:
+            await self._enqueuer.enqueue_jobs(jobs, on=self._on)
+        decode = self._definition.result.load
+        return [self._enqueuer.handle(job.id, decode, self._tenant) for job in jobs]
+
+
+_T = TypeVar("_T")
+_V = TypeVar("_V")
+
+
+def _option(name: str, value: _V | None, check: Callable[[_V], _T]) -> _T | None:
+    if value is None:
+        return None
+    try:
+        return check(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidOption(name, str(error).removeprefix(f"{name}: ")) from None
+
+
+def _check_run_at(value: object) -> datetime:
+    if not isinstance(value, datetime):
+        raise TypeError(f"expected a datetime, got {value!r}")
+    if value.utcoffset() is None:
+        raise ValueError(f"expected a datetime with a time zone, got {value!r}; give it a tzinfo")
+    return value
+
+
+class Task(Generic[F, P, R]):
+    """A registered function. F are its own parameters, P those of its payload, R what a job's result is.
+
+    Calling it runs the plain function and enqueues nothing; the context, if it has one, is yours to give. The call is
+    always awaited: a `def` task then runs in place, in the caller's thread.
+    """
+
+    def __init__(self, definition: TaskDefinition, enqueuer: Enqueuer) -> None:
+        self.definition = definition
+        self._enqueuer = enqueuer
+        self._plain: BoundTask[P, R] = BoundTask(definition, enqueuer)
+        functools.update_wrapper(self, definition.fn)
+
+    @property
+    def name(self) -> str:
+        """The name under which jobs of this task are stored."""
+        return self.definition.name
+
+    def __call__(self, *args: F.args, **kwargs: F.kwargs) -> Awaitable[R]:
+        if self.definition.is_async:
+            running: Awaitable[R] = self.definition.fn(*args, **kwargs)
+            return running
+        return _run_plain(self.definition.fn, args, kwargs)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Enqueue one job and return its handle; the job exists once this returns, or once the transaction commits.
+
+        Inside a job's own transaction it joins that, and its tenant. Raises InvalidPayload, UnknownTask, AppNotOpen,
+        TransactionAborted, DuplicateJob. When cancelled, the job may or may not have been written.
+        """
+        return await self._plain.enqueue(*args, **kwargs)
+
+    async def enqueue_many(self, payloads: Iterable[Payload]) -> list[Job[R]]:
+        """Enqueue many jobs, all or none, and return their handles in the same order.
+
+        A payload is the model (of a task with one model), a mapping with the payload's keys, or a tuple of positional
+        arguments. Raises as `enqueue` does; InvalidPayload says which one.
+        """
+        return await self._plain.enqueue_many(payloads)
+
+    def options(
+        self,
+        *,
+        tenant: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        delay: timedelta | float | None = None,
+        run_at: datetime | None = None,
+        max_attempts: int | None = None,
+        on: object | None = None,
+    ) -> BoundTask[P, R]:
+        """Choose options for jobs of this task: `await task.options(tenant="42").enqueue(…)`.
+
+        `delay` (seconds or a timedelta) counts from the database's now; `run_at` needs a time zone. `priority` is −2 to
+        2, higher runs first. `on` is the connection or session whose transaction the job joins, or the app, to leave
+        the running job's. Raises InvalidOption.
+        """
+        return BoundTask(
+            self.definition,
+            self._enqueuer,
+            tenant=tenant,
+            queue=queue,
+            priority=priority,
+            delay=delay,
+            run_at=run_at,
+            max_attempts=max_attempts,
+            on=on,
+        )
+
+    def __repr__(self) -> str:
+        return f"Task({self.name!r})"
+
+
+async def _run_plain(fn: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+    return fn(*args, **kwargs)
+
+
+class TaskDecorator(Protocol):
+    """What `app.task(…)` returns: it makes a task of a function."""
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[JobTransaction, P], Awaitable[R]], /
+    ) -> Task[Concatenate[JobTransaction, P], P, R]: ...
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[JobContext, P], Awaitable[R]], /
+    ) -> Task[Concatenate[JobContext, P], P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, Awaitable[R]], /) -> Task[P, P, R]: ...
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[JobContext, P], R], /
+    ) -> Task[Concatenate[JobContext, P], P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Task[P, P, R]: ...
+
+
+class TaskRegistry(Enqueuer):
+    """The tasks of an app, by name; the app inherits it, and so is what its tasks enqueue with."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task[..., ..., Any]] = {}
+
+    @property
+    def tasks(self) -> Mapping[str, Task[..., ..., Any]]:
+        """All registered tasks by name; read-only."""
+        return types.MappingProxyType(self._tasks)
+
+    def get(self, name: str) -> Task[..., ..., Any]:
+        """Return the task of that name. Raises UnknownTask."""
+        task = self._tasks.get(name)
+        if task is None:
+            raise UnknownTask(name, self._tasks)
+        return task
+
+    @overload
+    def task(
+        self, fn: Callable[Concatenate[JobTransaction, P], Awaitable[R]], /
+    ) -> Task[Concatenate[JobTransaction, P], P, R]: ...
+    @overload
+    def task(
+        self, fn: Callable[Concatenate[JobContext, P], Awaitable[R]], /
+    ) -> Task[Concatenate[JobContext, P], P, R]: ...
+    @overload
+    def task(self, fn: Callable[P, Awaitable[R]], /) -> Task[P, P, R]: ...
+    @overload
+    def task(
+        self, fn: Callable[Concatenate[JobContext, P], R], /
+    ) -> Task[Concatenate[JobContext, P], P, R]: ...
+    @overload
+    def task(self, fn: Callable[P, R], /) -> Task[P, P, R]: ...
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        name: str | None = ...,
+        queue: str = ...,
+        priority: int = ...,
+        retry: Retry | None = ...,
+        timeout: timedelta | float | None = ...,
+    ) -> TaskDecorator: ...
+    def task(
+        self,
+        fn: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = 0,
+        retry: Retry | None = None,
+        timeout: timedelta | float | None = None,
+    ) -> Any:
+        """Register a function as a task: `@app.task` or `@app.task(queue="mail")`.
+
+        The default name is `module.function`. `timeout` limits one attempt (seconds or a timedelta; None: the worker's
+        limit). Raises TaskDefinitionError for a function that cannot be a task, and for a name that is taken.
+        """
+
+        def register(function: Callable[..., Any]) -> Task[..., ..., Any]:
+            if isinstance(function, Task):
+                raise TaskDefinitionError(
+                    f"{function.name!r} is a task already; register the plain function, with a name of its own"
+                )
+            return self._register(
+                define(function, name=name, queue=queue, priority=priority, retry=retry, timeout=timeout)
+            )
+
+        return register if fn is None else register(fn)
+
+    def _register(self, definition: TaskDefinition) -> Task[..., ..., Any]:
+        taken = self._tasks.get(definition.name)
+        if taken is not None:
+            code = inspect.unwrap(taken.definition.fn).__code__
+            raise TaskDefinitionError(
+                f"task {definition.name!r}: the name is taken by {code.co_filename}:{code.co_firstlineno}; "
+                "give one of them another name: @app.task(name='…')"
+            )
+        task: Task[..., ..., Any] = Task(definition, self)
+        self._tasks[definition.name] = task
+        return task
