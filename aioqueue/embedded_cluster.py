@@ -238,9 +238,9 @@ class Cluster:
         return crashed
 
     def _socket_dir(self) -> Path:
-        """Return the directory of the socket: run/, or one in /tmp where that path would be too long."""
-        socket = self.run_dir / f".s.PGSQL.{PORT}"
-        if len(os.fsencode(socket)) <= SOCKET_PATH_LIMIT:
+        """Return the directory of the socket: run/, or one in /tmp where that path cannot be a socket's."""
+        socket = os.fsencode(self.run_dir / f".s.PGSQL.{PORT}")
+        if len(socket) <= SOCKET_PATH_LIMIT and b"," not in socket:  # to libpq, a comma divides hosts
             return self.run_dir
         found = self.directory.stat()
         name = hashlib.sha256(f"{self.directory}:{found.st_dev}:{found.st_ino}".encode()).hexdigest()[:16]

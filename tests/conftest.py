@@ -1,0 +1,129 @@
+"""Options and fixtures of the whole suite: a server for the session, a migrated database, connections.
+
+`pytest --postgres 15` chooses the server's version, `pytest --schema NAME` where aioqueue's tables are.
+"""
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from psycopg import AsyncConnection
+from psycopg.rows import TupleRow
+
+from tests.postgres import VERSIONS, Database, Server, VersionMissing, programs
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("aioqueue")
+    group.addoption("--postgres", type=int, choices=VERSIONS, default=18, help="the server's version (18)")
+    group.addoption("--schema", default="aioqueue", help="the schema of aioqueue's tables (aioqueue)")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"PostgreSQL {config.getoption('postgres')}, schema {config.getoption('schema')}"
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def schema(request: pytest.FixtureRequest) -> str:
+    """The schema that aioqueue lives in."""
+    return str(request.config.getoption("schema"))
+
+
+@pytest.fixture(scope="session")
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of the wanted version, in a directory of its own, gone at the end."""
+    version = int(str(request.config.getoption("postgres")))
+    try:
+        programs(version)
+    except VersionMissing as error:
+        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+    with Server(version) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def migrated(server: Server, schema: str) -> Database:
+    """The session's one migrated database; tests take `database`, which is clean."""
+    migrate = importlib.import_module("aioqueue.migrate")
+    database = server.create()
+
+    async def prepare() -> None:
+        await migrate.migrate(database.dsn("owner"), schema=schema)
+        await migrate.grant(database.dsn("owner"), schema=schema, role="aioqueue_worker", kind="worker")
+        await migrate.grant(database.dsn("owner"), schema=schema, role="aioqueue_client", kind="client")
+
+    asyncio.run(prepare())
+    return database
+
+
+@pytest.fixture
+def database(server: Server, migrated: Database, schema: str) -> Iterator[Database]:
+    """The migrated database, emptied after the test."""
+    yield migrated
+    server.empty(migrated, schema)
+
+
+@pytest.fixture
+def owner_dsn(database: Database) -> str:
+    return database.dsn("owner")
+
+
+@pytest.fixture
+def worker_dsn(database: Database) -> str:
+    return database.dsn("worker")
+
+
+@pytest.fixture
+def client_dsn(database: Database) -> str:
+    return database.dsn("client")
+
+
+@pytest.fixture
+def fresh_database(server: Server) -> Iterator[Callable[[], Database]]:
+    """A function that creates an empty database, without aioqueue; dropped after the test."""
+    created: list[Database] = []
+
+    def create() -> Database:
+        created.append(server.create())
+        return created[-1]
+
+    yield create
+    for database in created:
+        server.drop(database)
+
+
+@asynccontextmanager
+async def _connection(dsn: str) -> AsyncIterator[AsyncConnection[TupleRow]]:
+    conn = await AsyncConnection.connect(dsn, autocommit=True)
+    try:
+        yield conn
+    finally:
+        await conn.close()
+
+
+@pytest.fixture
+async def owner(owner_dsn: str) -> AsyncIterator[AsyncConnection[TupleRow]]:
+    """A connection as aioqueue_owner, in autocommit."""
+    async with _connection(owner_dsn) as conn:
+        yield conn
+
+
+@pytest.fixture
+async def worker_conn(worker_dsn: str) -> AsyncIterator[AsyncConnection[TupleRow]]:
+    """A connection as aioqueue_worker, in autocommit."""
+    async with _connection(worker_dsn) as conn:
+        yield conn
+
+
+@pytest.fixture
+async def client_conn(client_dsn: str) -> AsyncIterator[AsyncConnection[TupleRow]]:
+    """A connection as aioqueue_client, in autocommit."""
+    async with _connection(client_dsn) as conn:
+        yield conn
