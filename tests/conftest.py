@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import importlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
@@ -12,6 +11,7 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 
+from aioqueue import migrate
 from tests.postgres import VERSIONS, Database, Server, VersionMissing, programs
 
 
@@ -51,7 +51,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def migrated(server: Server, schema: str) -> Database:
     """The session's one migrated database; tests take `database`, which is clean."""
-    migrate = importlib.import_module("aioqueue.migrate")
     database = server.create()
 
     async def prepare() -> None:
