@@ -1,6 +1,6 @@
-"""The definition of a task: a function and its options, checked, with the codecs of its payload and its result.
+"""The definition of a task: a function and its options, checked, with the codecs of payload and result.
 
-Everything that can be wrong with a function is refused here, where it is registered, and not where its jobs run.
+Whatever can be wrong with a function is refused here, where it is registered, and not where its jobs run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def define(
     retry: Retry | None = None,
     timeout: timedelta | float | None = None,
 ) -> TaskDefinition:
-    """Check a function and its options and make a task of them. Raises TaskDefinitionError for all that cannot work."""
+    """Check a function and its options, and make a task of them. Raises TaskDefinitionError."""
     _check_function(fn)
     if name is None:
         name = _default_name(fn)
@@ -100,7 +100,7 @@ def _check_function(fn: object) -> None:
         )
     if inspect.iscoroutinefunction(inner) and not inspect.iscoroutinefunction(fn):
         raise TaskDefinitionError(
-            f"{where}: an async function inside a decorator that is a plain def; make the decorator's wrapper async"
+            f"{where}: an async function inside a decorator that is a plain def; make the wrapper async def"
         )
 
 
@@ -150,17 +150,17 @@ def _read_holds(parameters: list[inspect.Parameter], *, is_async: bool, task: st
                 holds = Holds.CONTEXT
             elif _takes_context(annotation):
                 raise TaskDefinitionError(
-                    f"task {task!r}: a first parameter of type {_shown(annotation)} could be a context, and type checkers "
-                    "take it for one; give it a definite type, or put 'ctx: JobContext' before it"
+                    f"task {task!r}: a first parameter of type {_shown(annotation)} could be a context, and "
+                    "type checkers take it for one; give it a definite type, or put 'ctx: JobContext' first"
                 )
         if (number or holds is Holds.NOTHING) and _mentions_context(annotation):
             raise TaskDefinitionError(
-                f"task {task!r}: parameter {parameter.name!r} is {_shown(annotation)}; JobContext or JobTransaction is "
-                "the first parameter, positional, and exactly that"
+                f"task {task!r}: parameter {parameter.name!r} is {_shown(annotation)}; JobContext or "
+                "JobTransaction is the first parameter, positional, and exactly that"
             )
     if holds is Holds.TRANSACTION and not is_async:
         raise TaskDefinitionError(
-            f"task {task!r}: a def task runs in a thread and cannot use an asyncio transaction; make it async def"
+            f"task {task!r}: a def task runs in a thread and cannot use the transaction; make it async def"
         )
     return holds
 
@@ -175,7 +175,7 @@ def _members(annotation: object) -> tuple[Any, ...]:
 
 
 def _takes_context(annotation: object) -> bool:
-    """Whether a JobContext or JobTransaction is a value of the type: then checkers drop the parameter from enqueue()."""
+    """Whether the type takes a context too: then checkers drop the parameter from `enqueue`."""
     for member in _members(annotation):
         if member is Any:
             return True

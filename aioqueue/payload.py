@@ -1,7 +1,7 @@
-"""Payloads and results as JSON: adapters made once from a task's signature, and the checks that keep what is stored sound.
+"""Payloads and results as JSON: adapters made once from a task's signature, and what they refuse.
 
-What pydantic would store without a word, and the worker or PostgreSQL would stumble over, is refused here: NaN and
-infinity (written as null), NUL, lone surrogates, naive datetimes, secrets (written as stars), JSON nested too deep.
+A payload is refused at enqueue, in the caller's stack, if the worker could not read it back as it was given;
+a result likewise before it is stored. What pydantic itself would let pass is found by unstorable.py.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from .unstorable import find_unstorable, find_unstorable_json
 
 __all__ = ["PayloadCodec", "ResultCodec", "check_json", "find_unstorable", "read_signature"]
 
-# Core schemas whose values cannot be, or hold, what find_unstorable looks for. A type that is not listed is looked at.
+# Core schemas whose values cannot be, or hold, what find_unstorable looks for. Others are looked through.
 _QUIET = frozenset(
-    "none bool int str bytes date time timedelta literal enum url multi-host-url uuid list tuple set frozenset dict "
-    "nullable union tagged-union typed-dict typed-dict-field model model-fields model-field dataclass dataclass-args "
-    "dataclass-field default definitions definition-ref json-or-python lax-or-strict chain".split()
+    "none bool int str bytes date time timedelta literal enum url multi-host-url uuid list tuple set "
+    "frozenset dict nullable union tagged-union typed-dict typed-dict-field model model-fields model-field "
+    "dataclass dataclass-args dataclass-field default definitions definition-ref json-or-python "
+    "lax-or-strict chain".split()
 )
 _NO_SCHEMA = frozenset(
     {"metadata", "serialization", "default", "config", "expected", "members", "computed_fields"}
@@ -35,7 +36,7 @@ _NO_SCHEMA = frozenset(
 
 
 def _schema_types(schema: object) -> set[str]:
-    """Collect the types of all core schemas in a core schema; 'extra' stands for fields that are not declared."""
+    """Collect the types of all schemas in a core schema; 'extra' stands for fields that are not declared."""
     types: set[str] = set()
     seen: list[object] = [schema]
     while seen:
@@ -88,7 +89,7 @@ class _Codec:
 
 
 def _explain(error: Exception, names: Collection[str] | None = None) -> str:
-    """Shorten what pydantic says: field by field, without the values; `names` are the arguments that there are."""
+    """Shorten what pydantic says: field by field, without the values; `names` are the arguments there are."""
     if not isinstance(error, ValidationError):
         text = str(error)
         parts = re.findall(
@@ -119,10 +120,10 @@ def _unknown(name: str, names: Collection[str]) -> str:
 
 
 def read_signature(fn: Callable[..., Any], *, task: str) -> tuple[list[inspect.Parameter], object]:
-    """Return a task's parameters, with resolved annotations, and its return annotation (`Any` where it has none).
+    """Return a task's parameters, annotations resolved, and its return annotation (`Any` where it has none).
 
-    Raises TaskDefinitionError for annotations that cannot be resolved, `*args`, `**kwargs`, parameters without
-    annotation and type variables.
+    Raises TaskDefinitionError for annotations that cannot be resolved, `*args`, `**kwargs`, parameters
+    without annotation and type variables.
     """
     try:
         hints = typing.get_type_hints(fn, include_extras=True)
@@ -137,27 +138,31 @@ def read_signature(fn: Callable[..., Any], *, task: str) -> tuple[list[inspect.P
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
             raise TaskDefinitionError(
-                f"task {task!r}: {stars}{parameter.name} has no fixed payload; name each parameter, or take one list or dict"
+                f"task {task!r}: {stars}{parameter.name} has no fixed payload; "
+                "name each parameter, or take one list or dict"
             )
         if parameter.name not in hints:
             raise TaskDefinitionError(
-                f"task {task!r}: parameter {parameter.name!r} has no annotation; the payload is made from annotations"
+                f"task {task!r}: parameter {parameter.name!r} has no annotation; "
+                "the payload is made from annotations"
             )
         annotation = hints[parameter.name]
         if isinstance(annotation, TypeVar):
             raise TaskDefinitionError(
-                f"task {task!r}: parameter {parameter.name!r} is a type variable; a payload needs a definite type"
+                f"task {task!r}: parameter {parameter.name!r} is a type variable; "
+                "a payload needs a definite type"
             )
         if isinstance(parameter.default, FieldInfo):
             raise TaskDefinitionError(
-                f"task {task!r}: the default of {parameter.name!r} is pydantic's Field(); write Annotated[…, Field(…)]"
+                f"task {task!r}: the default of {parameter.name!r} is pydantic's Field(); "
+                "write Annotated[…, Field(…)]"
             )
         result.append(parameter.replace(annotation=annotation))
     return result, hints.get("return", Any)
 
 
 class PayloadCodec:
-    """A task's arguments as JSON: one model is the payload itself, otherwise an object with a key for each argument."""
+    """A task's arguments as JSON: a single model is the payload itself, otherwise each argument is a key."""
 
     __slots__ = ("_codec", "_default", "_model", "_names", "_positional", "_task")
 
@@ -165,7 +170,8 @@ class PayloadCodec:
         for parameter in parameters:
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 raise TaskDefinitionError(
-                    f"task {task!r}: parameter {parameter.name!r} is positional-only; a payload is stored by name, drop the '/'"
+                    f"task {task!r}: parameter {parameter.name!r} is positional-only; "
+                    "a payload is stored by name, drop the '/'"
                 )
         self._task = task
         self._names = tuple(parameter.name for parameter in parameters)
@@ -185,12 +191,12 @@ class PayloadCodec:
 
     @classmethod
     def of(cls, fn: Callable[..., Any], *, skip_first: bool, task: str) -> PayloadCodec:
-        """Make the codec of a task; `skip_first` leaves out the parameter for its context. Raises TaskDefinitionError."""
+        """Make a task's codec, without its context if `skip_first`. Raises TaskDefinitionError."""
         parameters, _ = read_signature(fn, task=task)
         return cls(parameters[1:] if skip_first else parameters, task=task)
 
     def dump(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, limit: int) -> str:
-        """Validate the arguments of a call and return them as JSON of at most `limit` bytes. Raises InvalidPayload."""
+        """Validate a call's arguments, return them as JSON (`limit` is in bytes). Raises InvalidPayload."""
         if len(args) > len(self._positional):
             raise InvalidPayload(
                 self._task, f"takes {len(self._positional)} positional arguments, {len(args)} were given"
@@ -211,7 +217,7 @@ class PayloadCodec:
         return self._dump(value, limit)
 
     def dump_value(self, payload: Mapping[str, Any] | BaseModel, *, limit: int) -> str:
-        """Do the same for a payload in one piece: the model, or a mapping with the payload's keys. Raises InvalidPayload."""
+        """Do the same for a payload in one piece: the model, or a mapping with the payload's keys."""
         return self._dump(dict(payload) if isinstance(payload, Mapping) else payload, limit)
 
     def load(self, raw: str | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -278,13 +284,14 @@ class ResultCodec:
 
     @classmethod
     def of(cls, fn: Callable[..., Any], *, task: str) -> ResultCodec:
-        """Make the codec of a task's return annotation; `Any` where it has none. Raises TaskDefinitionError."""
+        """Make the codec of a task's return annotation, `Any` by default. Raises TaskDefinitionError."""
         return cls(read_signature(fn, task=task)[1], task=task)
 
     def dump(self, value: object, *, limit: int) -> str:
-        """Return the value as JSON of at most `limit` bytes, once it is sure to be read again as the task's return type.
+        """Return the value as JSON of at most `limit` bytes.
 
-        A value of another type is refused, not converted. Raises InvalidResult.
+        It is sure to be read again as the task's return type: a value of another type is refused, not
+        converted. Raises InvalidResult.
         """
         if isinstance(value, (Awaitable, Iterator, AsyncIterator)):
             if inspect.iscoroutine(value):
@@ -309,7 +316,10 @@ class ResultCodec:
 
 
 def check_json(payload: object, *, task: str, limit: int) -> str:
-    """Return any JSON-able value as JSON of at most `limit` bytes: for tasks that are not registered here. Raises InvalidPayload."""
+    """Return any JSON-able value as JSON of at most `limit` bytes: for tasks that are not registered here.
+
+    Raises InvalidPayload.
+    """
     try:
         raw = to_json(payload, by_alias=False, round_trip=True)
     except Exception as error:

@@ -1,6 +1,6 @@
-"""When a failed attempt is tried again: a policy as a value, asked for a delay. No clock and no randomness of its own.
+"""When a failed attempt is tried again: a policy as a value, asked for a delay. It owns no clock and no dice.
 
-`RetryIn`, raised by a task, overrides it in run.py; how many attempts a job has stands in the job, see `Retry.max_attempts`.
+`RetryIn`, raised by a task, overrides it in run.py; how many attempts a job has stands in the job.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_delay(value: object) -> float:
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         seconds = float(value)
     else:
-        raise ValueError(f"expected seconds or a timedelta, got {value!r}")  # noqa: TRY004 - one error for callers
+        raise ValueError(f"expected seconds or a timedelta, got {value!r}")  # noqa: TRY004 - one kind
     if not 0 <= seconds <= LONGEST_DELAY:
         raise ValueError(f"expected a duration from 0 s to 10 years, got {value!r}")
     return seconds
@@ -42,12 +42,12 @@ def check_delay(value: object) -> float:
 class Retry:
     """How often and how soon a failed job is tried again.
 
-    After failure number n the job waits a random time from 0 s to `min(cap, base · factor ** (n - 1))` ("full jitter":
-    jobs that failed together do not come back together).
+    After failure number n the job waits a random time from 0 s to `min(cap, base · factor ** (n - 1))` ("full
+    jitter": jobs that failed together do not come back together).
     """
 
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
-    """Attempts in all, the first one included; stored with the job, `.options(max_attempts=…)` overrides it."""
+    """Attempts in all, the first one included; stored with the job, `.options(max_attempts=…)` wins."""
     base: float | timedelta = 1.0
     """The longest wait after the first failure; seconds or a timedelta."""
     factor: float = 2.0
@@ -59,8 +59,8 @@ class Retry:
     on: Mapping[type[BaseException], Retry | bool | timedelta] = field(default_factory=dict, hash=False)
     """Exceptions that differ; the nearest class in the exception's MRO wins.
 
-    False: dead at once. True: as this policy says. A timedelta: exactly that wait. A `Retry`: its waits, and dead after
-    its own `max_attempts` if the job's are more.
+    False: dead at once. True: as this policy says. A timedelta: exactly that wait. A `Retry`: its waits, and
+    dead after its own `max_attempts` if the job's are more.
     """
 
     def __post_init__(self) -> None:
@@ -94,8 +94,9 @@ class Retry:
     def delay(self, error: BaseException, *, failures: int, random: Callable[[], float]) -> float | None:
         """Return the seconds to wait after `error`, or None where the job is dead now.
 
-        `failures` counts the attempts held against the job, this one included, from 1. `random` returns a number from
-        0 to 1. Whether the job has attempts left is the caller's question: the job's own number decides it.
+        `failures` counts the attempts held against the job, this one included, from 1. `random` returns a
+        number from 0 to 1. Whether the job has attempts left is the caller's question: the job's own number
+        decides it.
         """
         for kind in type(error).__mro__:
             policy = self.on.get(kind)

@@ -1,7 +1,7 @@
-"""A task as the user holds it: the typed face that calls a function or enqueues it, and the registry of an app's tasks.
+"""A task as the user holds it: the typed face that calls or enqueues a function, and the registry of an app.
 
-What a task is stands in definition.py. Nothing here talks to a database: `Task` passes its jobs on to the app, by
-the `Enqueuer` protocol.
+What a task is stands in definition.py. Nothing here talks to a database: `Task` passes its jobs on to the
+app, by the `Enqueuer` protocol.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Payload = BaseModel | Mapping[str, Any] | tuple[Any, ...]
-"""One job of `enqueue_many`: the model, a mapping with the payload's keys, or a tuple of positional arguments."""
+"""One job of `enqueue_many`: the model, a mapping with the payload's keys, or positional arguments."""
 
 
 class Enqueuer(Protocol):
@@ -161,8 +161,8 @@ def _check_run_at(value: object) -> datetime:
 class Task(Generic[F, P, R]):
     """A registered function. F are its own parameters, P those of its payload, R what a job's result is.
 
-    Calling it runs the plain function and enqueues nothing; the context, if it has one, is yours to give. The call is
-    always awaited: a `def` task then runs in place, in the caller's thread.
+    Calling it runs the plain function and enqueues nothing; the context, if it has one, is yours to give. The
+    call is always awaited: a `def` task then runs in place, in the caller's thread.
     """
 
     def __init__(self, definition: TaskDefinition, enqueuer: Enqueuer) -> None:
@@ -183,18 +183,19 @@ class Task(Generic[F, P, R]):
         return _run_plain(self.definition.fn, args, kwargs)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Enqueue one job and return its handle; the job exists once this returns, or once the transaction commits.
+        """Enqueue one job and return its handle.
 
-        Inside a job's own transaction it joins that, and its tenant. Raises InvalidPayload, UnknownTask, AppNotOpen,
-        TransactionAborted, DuplicateJob. When cancelled, the job may or may not have been written.
+        The job exists once this returns, or, with `on` and inside a job's own transaction, once that commits:
+        such a job takes its tenant from there. Raises InvalidPayload, AppNotOpen, TransactionAborted,
+        DuplicateJob. When cancelled, the job may or may not have been written.
         """
         return await self._plain.enqueue(*args, **kwargs)
 
     async def enqueue_many(self, payloads: Iterable[Payload]) -> list[Job[R]]:
         """Enqueue many jobs, all or none, and return their handles in the same order.
 
-        A payload is the model (of a task with one model), a mapping with the payload's keys, or a tuple of positional
-        arguments. Raises as `enqueue` does; InvalidPayload says which one.
+        A payload is the model (of a task with one model), a mapping with the payload's keys, or a tuple of
+        positional arguments. Raises as `enqueue` does; InvalidPayload says which one.
         """
         return await self._plain.enqueue_many(payloads)
 
@@ -211,9 +212,9 @@ class Task(Generic[F, P, R]):
     ) -> BoundTask[P, R]:
         """Choose options for jobs of this task: `await task.options(tenant="42").enqueue(…)`.
 
-        `delay` (seconds or a timedelta) counts from the database's now; `run_at` needs a time zone. `priority` is −2 to
-        2, higher runs first. `on` is the connection or session whose transaction the job joins, or the app, to leave
-        the running job's. Raises InvalidOption.
+        `delay` (seconds or a timedelta) counts from the database's now; `run_at` needs a time zone.
+        `priority` is −2 to 2, higher runs first. `on` is the connection or session whose transaction the job
+        joins, or the app, to leave the running job's. Raises InvalidOption.
         """
         return BoundTask(
             self.definition,
@@ -314,14 +315,15 @@ class TaskRegistry(Enqueuer):
     ) -> Any:
         """Register a function as a task: `@app.task` or `@app.task(queue="mail")`.
 
-        The default name is `module.function`. `timeout` limits one attempt (seconds or a timedelta; None: the worker's
-        limit). Raises TaskDefinitionError for a function that cannot be a task, and for a name that is taken.
+        The default name is `module.function`. `timeout` limits one attempt (seconds or a timedelta; None: the
+        worker's limit). Raises TaskDefinitionError for a function that cannot be a task, and for a name that
+        is taken.
         """
 
         def register(function: Callable[..., Any]) -> Task[..., ..., Any]:
             if isinstance(function, Task):
                 raise TaskDefinitionError(
-                    f"{function.name!r} is a task already; register the plain function, with a name of its own"
+                    f"{function.name!r} is a task already; register the plain function, under another name"
                 )
             return self._register(
                 define(function, name=name, queue=queue, priority=priority, retry=retry, timeout=timeout)

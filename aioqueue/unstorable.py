@@ -1,4 +1,4 @@
-"""What JSON or PostgreSQL would change without a word, or refuse: found in Python values and in their JSON text.
+"""What JSON or PostgreSQL would change silently, or refuse: found in Python values and in their JSON text.
 
 Pure: a value in, a reason or None out. payload.py decides when to look.
 """
@@ -29,8 +29,9 @@ _STARS = b'"**********"'
 def find_unstorable(value: object, *, naive: bool = True, secrets: bool = True) -> str | None:
     """Look through a Python value, however nested, for what JSON or PostgreSQL would change or refuse.
 
-    Return the reason with its place, or None. `naive` and `secrets` say whether naive datetimes and pydantic's secrets
-    count. NUL and lone surrogates in values are found in the JSON text; in keys they are found here.
+    Return the reason with its place, or None. `naive` and `secrets` say whether naive datetimes and
+    pydantic's secrets count. NUL and lone surrogates in values are found in the JSON text; in keys they are
+    found here.
     """
     found = _find(value, naive, secrets, 0)
     if found is None:
@@ -40,11 +41,13 @@ def find_unstorable(value: object, *, naive: bool = True, secrets: bool = True) 
 
 
 def _find(value: object, naive: bool, secrets: bool, depth: int) -> list[str] | None:
-    kind = type(value)
-    if kind in _PLAIN or isinstance(value, (str, int, bytes, Enum)):
-        return None
     if depth > _DEEPEST:
         return ["nested too deep, or contains itself"]
+    kind = type(value)
+    if kind is list:  # the common kinds first: this may run for each job of a bulk enqueue
+        return _find_in(enumerate(typing.cast(list[object], value)), naive, secrets, depth)
+    if kind in _PLAIN or isinstance(value, (str, int, bytes, Enum)):
+        return None
     if isinstance(value, (float, Decimal)):
         return None if math.isfinite(value) else [f"{value} cannot be stored as JSON; use None or a string"]
     if isinstance(value, datetime):
@@ -87,7 +90,8 @@ def _find_in(
     pairs: Iterable[tuple[object, object]], naive: bool, secrets: bool, depth: int
 ) -> list[str] | None:
     for key, value in pairs:
-        if type(value) in _PLAIN:
+        kind = type(value)
+        if kind in _PLAIN or (kind is float and math.isfinite(typing.cast(float, value))):
             continue
         found = _find(value, naive, secrets, depth + 1)
         if found is not None:
@@ -103,7 +107,9 @@ def _has_surrogate(text: str) -> bool:
 def find_unstorable_json(raw: bytes, value: object, *, look: bool, naive: bool, limit: int) -> str | None:
     """Say why the JSON text of a value cannot be stored, or None."""
     if len(raw) > limit:
-        return f"{len(raw):,} bytes of JSON, at most {limit:,} are allowed; store it elsewhere and pass a reference"
+        return (
+            f"{len(raw):,} bytes of JSON, at most {limit:,} are allowed; store it elsewhere, pass a reference"
+        )
     if b"\\u0000" in raw and _ESCAPED_NUL.search(raw):
         return "a string or key has a NUL character, which PostgreSQL cannot store"
     # pydantic writes a lone surrogate in the key of a typed dict as U+FFFD, elsewhere it raises.
