@@ -8,7 +8,6 @@ visible ready row up to there; why that is exact stands in `LaneFloor.observe`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -117,7 +116,3 @@ class LaneFloor(Generic[T]):
             self._armed = None
             self._waiting.clear()
 
-
-def running_of(snapshots: Iterable[Snapshot]) -> frozenset[int]:
-    """Return every XID that any of the snapshots saw running."""
-    return frozenset().union(*(s.running for s in snapshots))

@@ -23,7 +23,7 @@ CLIENT_FUNCTIONS = (
 )  # fmt: skip
 WORKER_FUNCTIONS = (
     *CLIENT_FUNCTIONS, "claim", "tick", "promote", "record", "finish", "confirm", "register_worker", "beat", "resign",
-    "rescue", "rescue_orphans", "scrub",
+    "rescue", "rescue_orphans", "scrub", "lane",
 )  # fmt: skip
 
 _VERSION_TABLE = """

@@ -10,7 +10,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET e
 AS $$
 DECLARE
     ids uuid[]; tasks text[]; queues text[]; tenants text[]; priorities integer[]; max_attempts_ integer[]; due timestamptz[];
-    lanes bigint[]; inserted uuid[]; fresh boolean[]; at timestamptz; bad record; later boolean; n integer;
+    lanes bigint[]; inserted uuid[]; fresh boolean[]; at timestamptz; bad record; later boolean; both_given boolean; n integer;
 BEGIN
     IF jsonb_typeof(jobs) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'jobs: expected a jsonb array of objects, got ' || coalesce(jsonb_typeof(jobs), 'NULL');
@@ -22,14 +22,18 @@ BEGIN
            array_agg(coalesce((e.v ->> 'priority')::integer, t.priority, 0)),
            array_agg(coalesce((e.v ->> 'max_attempts')::integer, t.max_attempts, 5)),
            array_agg(coalesce((e.v ->> 'run_at')::timestamptz, at + (e.v ->> 'delay')::interval)),
-           coalesce(bool_or(coalesce((e.v ->> 'run_at')::timestamptz, at + (e.v ->> 'delay')::interval) > at), false), count(*)
-      INTO ids, tasks, queues, tenants, priorities, max_attempts_, due, later, n
+           coalesce(bool_or(coalesce((e.v ->> 'run_at')::timestamptz, at + (e.v ->> 'delay')::interval) > at), false),
+           coalesce(bool_or(e.v ->> 'run_at' IS NOT NULL AND e.v ->> 'delay' IS NOT NULL), false), count(*)
+      INTO ids, tasks, queues, tenants, priorities, max_attempts_, due, later, both_given, n
       FROM jsonb_array_elements(jobs) AS e (v)
       LEFT JOIN LATERAL (SELECT k.queue, k.priority, k.max_attempts FROM aioqueue.task k
                           WHERE (e.v ->> 'queue' IS NULL OR e.v ->> 'priority' IS NULL OR e.v ->> 'max_attempts' IS NULL)
                             AND k.name = e.v ->> 'task' LIMIT 1) t ON true;
     IF n = 0 THEN
         RETURN;
+    END IF;
+    IF both_given THEN
+        RAISE invalid_parameter_value USING MESSAGE = 'delay, run_at: expected one of them at most, got both';
     END IF;
     SELECT x.i, x.reason INTO bad
       FROM (SELECT u.i, CASE
@@ -38,7 +42,6 @@ BEGIN
                 WHEN btrim(u.tenant) = '' OR length(u.tenant) > 200 THEN 'tenant: expected a name of 1 to 200 characters or NULL, got ' || quote_literal(left(u.tenant, 40))
                 WHEN u.priority NOT BETWEEN -2 AND 2 THEN 'priority: expected -2 to 2, got ' || u.priority
                 WHEN u.max_attempts NOT BETWEEN 1 AND 10000 THEN 'max_attempts: expected 1 to 10000, got ' || u.max_attempts
-                WHEN later AND jobs -> (u.i::integer - 1) ->> 'run_at' IS NOT NULL AND jobs -> (u.i::integer - 1) ->> 'delay' IS NOT NULL THEN 'delay, run_at: give one of them'
             END AS reason
               FROM unnest(tasks, queues, tenants, priorities, max_attempts_) WITH ORDINALITY AS u (task, queue, tenant, priority, max_attempts, i)) x
      WHERE x.reason IS NOT NULL LIMIT 1;

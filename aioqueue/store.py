@@ -1,0 +1,315 @@
+"""One function per operation of the storage engine, each taking the connection first; the caller owns pool and transaction.
+
+The SQL behind them stands in sql/functions/, one file per operation, whose header says what holds. `Store` only binds the
+schema's name and turns rows into nouns. It runs no loop, opens no connection and decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, LiteralString, NamedTuple, cast
+from uuid import UUID
+
+from psycopg import AsyncConnection, sql
+
+from .floor import Snapshot
+from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
+from .settings import check_schema_name
+from .sql import place, statements
+
+WORKER_DEAD = "AQ001"
+"""SQLSTATE of a claim by a worker that is dead or whose lease has ended."""
+NOT_OWNED = "AQ002"
+"""SQLSTATE of a finish of a job that is no longer this worker's."""
+VIOLATION = "AQ003"
+"""SQLSTATE of a finish in a transaction that the task broke."""
+
+LOWEST_ID = UUID(int=0)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_CALLS = {
+    "enqueue_many": "SELECT aioqueue.enqueue_many(%s::text::jsonb)",
+    "claim": "SELECT * FROM aioqueue.claim(%s::bigint, %s::bigint[], %s::bigint[], %s::uuid[], %s::integer[], %s::integer)",
+    "tick": "SELECT * FROM aioqueue.tick(%s::bigint, %s::bigint[], %s::bigint[], %s::bigint[], %s::uuid[], %s::bigint[],"
+    " %s::timestamptz, %s::timestamptz)",
+    "promote": "SELECT aioqueue.promote(%s::timestamptz, %s::integer)",
+    "record": "SELECT * FROM aioqueue.record(%s::bigint, %s::text::jsonb)",
+    "finish": "SELECT aioqueue.finish(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer, %s::text, %s::text, %s::text,"
+    " %s::text::jsonb)",
+    "confirm": "SELECT aioqueue.confirm(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer, %s::text, %s::text, %s::text)",
+    "register_worker": "SELECT aioqueue.register_worker(%s::bigint, %s::text, %s::integer, %s::text, %s::text[], %s::integer,"
+    " %s::double precision, %s::text::jsonb)",
+    "beat": "SELECT aioqueue.beat(%s::bigint, %s::double precision, %s::integer)",
+    "resign": "SELECT aioqueue.resign(%s::bigint)",
+    "rescue": "SELECT * FROM aioqueue.rescue(%s::bigint, %s::integer)",
+    "rescue_orphans": "SELECT aioqueue.rescue_orphans(%s::integer)",
+    "cancel_job": "SELECT aioqueue.cancel_job(%s::uuid, %s::text)",
+    "retry_job": "SELECT aioqueue.retry_job(%s::uuid, %s::text)",
+    "read_outcomes": "SELECT * FROM aioqueue.read_outcomes(%s::uuid[], %s::text[])",
+    "job_status": "SELECT * FROM aioqueue.job_status(%s::uuid, %s::text)",
+    "notify": "SELECT aioqueue.notify(%s::text)",
+    "scrub": "SELECT aioqueue.scrub()",
+}
+
+
+class LaneScan(NamedTuple):
+    """One lane of a claim: where to start, and how many jobs it gives before the others had theirs."""
+
+    lane: int
+    floor: tuple[int, UUID]
+    share: int
+
+
+class LaneQuestion(NamedTuple):
+    """One lane of a tick: the highest vt claimed by this process, its floor, and up to where to look (None: no need)."""
+
+    lane: int
+    claimed_vt: int
+    floor: tuple[int, UUID]
+    upto: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What one tick read; the lists run parallel to the questions."""
+
+    vts: list[int]
+    clock: datetime
+    snapshot: Snapshot
+    firsts: list[Position | None]
+    first_due: datetime | None
+    next_due: datetime | None
+    losses: bool
+    cancelled: list[UUID]
+    server: tuple[str, datetime]
+    """Timeline and postmaster start time; when it changes, floors go to zero and the lease is proven anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedJob:
+    """A job as its waiters see it; `state` None: still under way."""
+
+    job_id: UUID
+    state: JobState | None
+    attempt: int | None
+    result: str | None
+    message: str | None
+    error_type: str | None
+    error_message: str | None
+
+
+def _array(values: Iterable[object]) -> str:
+    # An array literal of numbers or uuids; psycopg's own array dumper costs more than the statement.
+    return "{" + ",".join("NULL" if value is None else str(value) for value in values) + "}"
+
+
+def new_job_json(job: NewJob) -> str:
+    """Return the job as enqueue_many takes it; the payload is JSON text already and is put in as it is."""
+    facts = {
+        "id": str(job.id),
+        "task": job.task,
+        "queue": job.queue,
+        "priority": job.priority,
+        "tenant": job.tenant,
+        "delay": job.delay,
+        "run_at": None if job.run_at is None else job.run_at.isoformat(),
+        "max_attempts": job.max_attempts,
+    }
+    given = json.dumps({name: value for name, value in facts.items() if value is not None}, ensure_ascii=False)
+    return f'{given[:-1]}, "payload": {job.payload}}}'
+
+
+class Store:
+    """The operations, bound to one schema."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = check_schema_name(schema)
+        texts = {**_CALLS, **statements()}
+        # The texts are this package's own; the only thing put in is the quoted schema name.
+        self.sql = {name: sql.SQL(cast("LiteralString", place(text, schema))) for name, text in texts.items()}
+
+    async def _value(self, conn: AsyncConnection[Any], name: str, *params: object) -> Any:
+        cursor = await conn.execute(self.sql[name], params)
+        row = await cursor.fetchone()
+        return None if row is None else row[0]
+
+    async def enqueue_many(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> None:
+        """Write the jobs in the connection's transaction; see sql/functions/enqueue_many.sql."""
+        text = "[" + ",".join(map(new_job_json, jobs)) + "]"
+        await conn.execute(self.sql["enqueue_many"], (text,))
+
+    async def claim(
+        self, conn: AsyncConnection[Any], *, worker: int, lanes: Sequence[LaneScan], limit: int
+    ) -> list[Claimed]:
+        """Claim up to `limit` jobs; psycopg.Error with SQLSTATE AQ001 for a dead worker."""
+        cursor = await conn.execute(
+            self.sql["claim"],
+            (
+                worker,
+                _array(scan.lane for scan in lanes),
+                _array(scan.floor[0] for scan in lanes),
+                _array(scan.floor[1] for scan in lanes),
+                _array(scan.share for scan in lanes),
+                limit,
+            ),
+        )
+        return [
+            Claimed(
+                job_id=row[0],
+                lane=row[1],
+                vt=row[2],
+                attempt=row[3],
+                spared=row[4],
+                tenant=row[5],
+                task=row[6],
+                queue=row[7],
+                priority=row[8],
+                max_attempts=row[9],
+                payload=row[10],
+                created_at=row[11],
+            )
+            for row in await cursor.fetchall()
+        ]
+
+    async def tick(
+        self,
+        conn: AsyncConnection[Any],
+        *,
+        worker: int,
+        questions: Sequence[LaneQuestion],
+        due_from: datetime = EPOCH,
+        due_to: datetime | None = None,
+    ) -> Tick:
+        """Publish and read virtual times, snapshot, and the answers to the floors' questions."""
+        cursor = await conn.execute(
+            self.sql["tick"],
+            (
+                worker,
+                _array(q.lane for q in questions),
+                _array(q.claimed_vt for q in questions),
+                _array(q.floor[0] for q in questions),
+                _array(q.floor[1] for q in questions),
+                _array(q.upto for q in questions),
+                due_from,
+                due_to,
+            ),
+        )
+        row = await cursor.fetchone()
+        assert row is not None  # noqa: S101 - a function with OUT parameters returns one row
+        return Tick(
+            vts=row[0],
+            clock=row[1],
+            snapshot=Snapshot.parse(row[2]),
+            firsts=[None if vt is None else Position(vt, i) for vt, i in zip(row[3], row[4], strict=True)],
+            first_due=row[5],
+            next_due=row[6],
+            losses=row[7],
+            cancelled=row[8],
+            server=(row[9], row[10]),
+        )
+
+    async def promote(self, conn: AsyncConnection[Any], *, due_from: datetime = EPOCH, limit: int) -> int:
+        """Make due jobs ready; the number, or −1 when another process is at it."""
+        return int(await self._value(conn, "promote", due_from, limit))
+
+    async def record(self, conn: AsyncConnection[Any], *, worker: int, outcomes: str) -> dict[UUID, str]:
+        """Record a batch (JSON text, see sql/functions/record.sql); the new state of each job that was still ours."""
+        cursor = await conn.execute(self.sql["record"], (worker, outcomes))
+        return dict(await cursor.fetchall())
+
+    async def finish(
+        self, conn: AsyncConnection[Any], *, worker: int, job: Claimed, marker: str, setting: str, result: str
+    ) -> None:
+        """Record success in the job's own transaction; psycopg.Error with SQLSTATE AQ002 or AQ003 when it must not commit."""
+        await conn.execute(
+            self.sql["finish"],
+            (worker, job.lane, job.vt, job.job_id, job.attempt, marker, setting, job.tenant or "", result),
+        )
+
+    async def confirm(
+        self, conn: AsyncConnection[Any], *, worker: int, job: Claimed, marker: str, setting: str
+    ) -> None:
+        """Hold the job for this worker until the commit; psycopg.Error with SQLSTATE AQ002 or AQ003."""
+        await conn.execute(
+            self.sql["confirm"], (worker, job.lane, job.vt, job.job_id, job.attempt, marker, setting, job.tenant or "")
+        )
+
+    async def register_worker(
+        self,
+        conn: AsyncConnection[Any],
+        *,
+        worker: int,
+        host: str,
+        pid: int,
+        version: str,
+        queues: Sequence[str],
+        concurrency: int,
+        lease: float,
+        tasks: Sequence[dict[str, object]],
+    ) -> None:
+        """Write the worker's row and its tasks' defaults."""
+        await conn.execute(
+            self.sql["register_worker"],
+            (worker, host, pid, version, list(queues), concurrency, lease, json.dumps(tasks)),
+        )
+
+    async def beat(self, conn: AsyncConnection[Any], *, worker: int, lease: float, running: int) -> bool:
+        """Renew the lease; False: the worker was declared dead."""
+        return bool(await self._value(conn, "beat", worker, lease, running))
+
+    async def resign(self, conn: AsyncConnection[Any], *, worker: int) -> None:
+        """Say that the worker stops."""
+        await conn.execute(self.sql["resign"], (worker,))
+
+    async def rescue(self, conn: AsyncConnection[Any], *, worker: int, limit: int) -> tuple[int, int] | None:
+        """Take up to `limit` jobs of one dead worker: (that worker, jobs moved), or None when nobody is dead."""
+        cursor = await conn.execute(self.sql["rescue"], (worker, limit))
+        row = await cursor.fetchone()
+        return None if row is None else (row[0], row[1])
+
+    async def rescue_orphans(self, conn: AsyncConnection[Any], *, limit: int) -> int:
+        """Take running jobs whose worker has no row; scans all of live."""
+        return int(await self._value(conn, "rescue_orphans", limit))
+
+    async def cancel_job(self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None) -> JobState | None:
+        """Cancel, or ask for it (RUNNING); None: unknown to the tenant."""
+        state = await self._value(conn, "cancel_job", job_id, tenant)
+        return None if state is None else JobState(state)
+
+    async def retry_job(self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None) -> UUID | None:
+        """Enqueue a dead or cancelled job anew; the new id, or None for an unknown job."""
+        found: UUID | None = await self._value(conn, "retry_job", job_id, tenant)
+        return found
+
+    async def read_outcomes(
+        self, conn: AsyncConnection[Any], jobs: Sequence[tuple[UUID, str | None]]
+    ) -> list[EndedJob]:
+        """Read (job id, tenant) pairs for their waiters; unknown ones give nothing."""
+        cursor = await conn.execute(
+            self.sql["read_outcomes"], (_array(job_id for job_id, _ in jobs), [tenant for _, tenant in jobs])
+        )
+        return [
+            EndedJob(row[0], None if row[1] is None else JobState(row[1]), *row[2:]) for row in await cursor.fetchall()
+        ]
+
+    async def job_status(self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None) -> JobStatus | None:
+        """Read one job's state; None: unknown to the tenant."""
+        cursor = await conn.execute(self.sql["job_status"], (job_id, tenant))
+        row = await cursor.fetchone()
+        if row is None:
+            return None
+        error = None if row[15] is None else AttemptError(**dict(zip(AttemptError.__slots__, row[15:23], strict=True)))
+        facts = dict(zip(JobStatus.__slots__, row[:15], strict=False))
+        facts.update(state=JobState(row[5]), error=error)
+        return JobStatus(**facts)
+
+    async def notify(self, conn: AsyncConnection[Any], kind: str) -> None:
+        """Send the hint 'ready' or 'done'; on a connection in autocommit."""
+        await conn.execute(self.sql["notify"], (kind,))
+
+    async def scrub(self, conn: AsyncConnection[Any]) -> None:
+        """Take from the connection what a job left on it, between transactions."""
+        await conn.execute(self.sql["scrub"])
