@@ -14,6 +14,9 @@ from psycopg.rows import TupleRow
 from aioqueue import migrate
 from tests.postgres import VERSIONS, Database, Server, VersionMissing, programs
 
+# Read by the type checkers, never run.
+collect_ignore = ["typing"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("aioqueue")

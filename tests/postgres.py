@@ -156,7 +156,7 @@ def _truncate(dsn: str, schema: str) -> None:
             conn.execute(sql.SQL("TRUNCATE {} CASCADE").format(names))
         # The lanes' virtual time is in sequences, a thousand of them: only those that a test has moved.
         conn.execute(
-            "SELECT pg_catalog.setval(format('%%I.%%I', schemaname, sequencename)::regclass, start_value, false)"
+            "SELECT setval(format('%%I.%%I', schemaname, sequencename)::regclass, start_value, false)"
             " FROM pg_catalog.pg_sequences WHERE schemaname = %s AND last_value IS NOT NULL",
             [schema],
         )
