@@ -78,8 +78,9 @@ class NewJob:
 
 @dataclass(slots=True, kw_only=True)
 class Claimed:
-    """A job in the hands of this worker; (lane, vt, job_id, worker, attempt) is the fence of every write about it."""
+    """A job in the hands of this worker; `fence` stands in the condition of every write about it."""
 
+    worker: int
     job_id: UUID
     lane: int
     vt: int
@@ -92,6 +93,16 @@ class Claimed:
     max_attempts: int
     payload: str
     created_at: datetime
+
+    @property
+    def fence(self) -> tuple[int, int, int, UUID, int]:
+        """(worker, lane, vt, job_id, attempt): equal counters alone could be two claims after a failover."""
+        return self.worker, self.lane, self.vt, self.job_id, self.attempt
+
+    @property
+    def failures(self) -> int:
+        """Claims held against the job, this one included."""
+        return self.attempt - self.spared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,8 @@ CLIENT_FUNCTIONS = (
 )  # fmt: skip
 WORKER_FUNCTIONS = (
     *CLIENT_FUNCTIONS, "claim", "tick", "promote", "record", "finish", "confirm", "register_worker", "beat", "resign",
-    "rescue", "rescue_orphans", "scrub", "lane",
+    "rescue", "rescue_orphans", "scrub", "lane", "read_back",
+    "unknown_claims",
 )  # fmt: skip
 
 _VERSION_TABLE = """

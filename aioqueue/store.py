@@ -32,13 +32,15 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _CALLS = {
     "enqueue_many": "SELECT aioqueue.enqueue_many(%s::text::jsonb)",
-    "claim": "SELECT * FROM aioqueue.claim(%s::bigint, %s::bigint[], %s::bigint[], %s::uuid[], %s::integer[], %s::integer)",
+    "claim": "SELECT * FROM aioqueue.claim(%s::bigint, %s::bigint[], %s::bigint[], %s::uuid[], %s::integer[], %s::integer[], %s::integer)",
     "tick": "SELECT * FROM aioqueue.tick(%s::bigint, %s::bigint[], %s::bigint[], %s::bigint[], %s::uuid[], %s::bigint[],"
     " %s::timestamptz, %s::timestamptz)",
     "promote": "SELECT aioqueue.promote(%s::timestamptz, %s::integer)",
     "record": "SELECT * FROM aioqueue.record(%s::bigint, %s::text::jsonb)",
     "finish": "SELECT aioqueue.finish(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer, %s::text, %s::text, %s::text,"
     " %s::text::jsonb)",
+    "read_back": "SELECT aioqueue.read_back(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer)",
+    "unknown_claims": "SELECT * FROM aioqueue.unknown_claims(%s::bigint, %s::uuid[])",
     "confirm": "SELECT aioqueue.confirm(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer, %s::text, %s::text, %s::text)",
     "register_worker": "SELECT aioqueue.register_worker(%s::bigint, %s::text, %s::integer, %s::text, %s::text[], %s::integer,"
     " %s::double precision, %s::text::jsonb)",
@@ -56,11 +58,12 @@ _CALLS = {
 
 
 class LaneScan(NamedTuple):
-    """One lane of a claim: where to start, and how many jobs it gives before the others had theirs."""
+    """One lane of a claim: where to start, and how many jobs it gives before others of its group had theirs."""
 
     lane: int
     floor: tuple[int, UUID]
     share: int
+    group: int = 0
 
 
 class LaneQuestion(NamedTuple):
@@ -152,12 +155,14 @@ class Store:
                 _array(scan.lane for scan in lanes),
                 _array(scan.floor[0] for scan in lanes),
                 _array(scan.floor[1] for scan in lanes),
+                _array(scan.group for scan in lanes),
                 _array(scan.share for scan in lanes),
                 limit,
             ),
         )
         return [
             Claimed(
+                worker=worker,
                 job_id=row[0],
                 lane=row[1],
                 vt=row[2],
@@ -221,21 +226,41 @@ class Store:
         return dict(await cursor.fetchall())
 
     async def finish(
-        self, conn: AsyncConnection[Any], *, worker: int, job: Claimed, marker: str, setting: str, result: str
+        self, conn: AsyncConnection[Any], job: Claimed, *, marker: str, setting: str, result: str
     ) -> None:
         """Record success in the job's own transaction; psycopg.Error with SQLSTATE AQ002 or AQ003 when it must not commit."""
         await conn.execute(
             self.sql["finish"],
-            (worker, job.lane, job.vt, job.job_id, job.attempt, marker, setting, job.tenant or "", result),
+            (*job.fence, marker, setting, job.tenant or "", result),
         )
 
     async def confirm(
-        self, conn: AsyncConnection[Any], *, worker: int, job: Claimed, marker: str, setting: str
+        self, conn: AsyncConnection[Any], job: Claimed, *, marker: str, setting: str
     ) -> None:
         """Hold the job for this worker until the commit; psycopg.Error with SQLSTATE AQ002 or AQ003."""
-        await conn.execute(
-            self.sql["confirm"], (worker, job.lane, job.vt, job.job_id, job.attempt, marker, setting, job.tenant or "")
-        )
+        await conn.execute(self.sql["confirm"], (*job.fence, marker, setting, job.tenant or ""))
+
+    async def read_back(self, conn: AsyncConnection[Any], job: Claimed) -> str:
+        """After a commit without an answer: 'succeeded', 'ours' (it did not commit) or 'lost'."""
+        return str(await self._value(conn, "read_back", *job.fence))
+
+    async def unknown_claims(
+        self, conn: AsyncConnection[Any], *, worker: int, known: Sequence[UUID]
+    ) -> list[Claimed]:
+        """Jobs that a claim without an answer gave to this worker; only their fence is filled in. Scans live."""
+        cursor = await conn.execute(self.sql["unknown_claims"], (worker, _array(known)))
+        return [
+            Claimed(
+                worker=worker, job_id=row[0], lane=row[1], vt=row[2], attempt=row[3], spared=row[4], tenant=row[5],
+                task="", queue="", priority=0, max_attempts=0, payload="", created_at=EPOCH,
+            )  # fmt: skip
+            for row in await cursor.fetchall()
+        ]
+
+    async def set_local(self, conn: AsyncConnection[Any], values: dict[str, str]) -> None:
+        """Set settings for the current transaction only."""
+        calls = sql.SQL(", ").join([sql.SQL("set_config(%s, %s, true)")] * len(values))
+        await conn.execute(sql.SQL("SELECT {}").format(calls), [part for pair in values.items() for part in pair])
 
     async def register_worker(
         self,

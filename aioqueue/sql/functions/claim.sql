@@ -1,11 +1,12 @@
 -- claim: ready → running, for up to p_limit jobs of the given lanes, in the order given; counts the attempt.
--- First each lane gives up to its share, then the rest is filled. Each lane is scanned from its floor, below which
--- nothing is ready (floor.py). An empty lane costs one index probe.
+-- Neighbouring lanes of one p_groups number (a priority) share: first each gives up to its share, then the rest is filled
+-- from them, before the next group is looked at. Each lane is scanned from its floor, below which nothing is ready
+-- (floor.py). An empty lane costs one index probe.
 -- Precondition: the worker lives; its row is locked FOR KEY SHARE first, so that rescue (FOR UPDATE) and a claim never
 -- overlap; a dead worker gets SQLSTATE AQ001. Then live rows in lane order, SKIP LOCKED: no claim waits for another.
 -- Served by live_pkey. ctid = ANY(ARRAY(…)) because a join with a LIMIT parameter flips to a sequential scan.
 CREATE OR REPLACE FUNCTION aioqueue.claim(
-    p_worker bigint, p_lanes bigint[], p_floor_vts bigint[], p_floor_ids uuid[], p_shares integer[], p_limit integer
+    p_worker bigint, p_lanes bigint[], p_floor_vts bigint[], p_floor_ids uuid[], p_groups integer[], p_shares integer[], p_limit integer
 ) RETURNS TABLE (job_id uuid, lane bigint, vt bigint, attempt integer, spared integer, tenant text, task text, queue text,
                  priority smallint, max_attempts integer, payload text, created_at timestamptz)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -14,31 +15,39 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET e
 AS $$
 #variable_conflict use_column
 DECLARE
-    free integer := p_limit; wanted integer; got integer; spent boolean[] := array_fill(false, ARRAY[cardinality(p_lanes)]);
+    free integer := p_limit; wanted integer; got integer; first integer := 1; last integer; n integer := cardinality(p_lanes);
+    spent boolean[] := array_fill(false, ARRAY[n]);
 BEGIN
     PERFORM FROM aioqueue.worker w WHERE w.id = p_worker AND NOT w.dead AND w.lease_until > clock_timestamp() FOR KEY SHARE;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = 'AQ001', MESSAGE = 'worker ' || p_worker || ' is dead, unknown, or its lease has ended';
     END IF;
-    FOR round IN 1..2 LOOP
-        FOR i IN 1..cardinality(p_lanes) LOOP
-            EXIT WHEN free <= 0;
-            CONTINUE WHEN spent[i];
-            wanted := CASE WHEN round = 1 THEN least(p_shares[i], free) ELSE free END;
-            RETURN QUERY
-            WITH c AS (
-                UPDATE aioqueue.live r SET worker = p_worker, attempt = r.attempt + 1, claimed_at = clock_timestamp()
-                 WHERE r.ctid = ANY (ARRAY(
-                       SELECT l.ctid FROM aioqueue.live l
-                        WHERE l.lane = p_lanes[i] AND (l.vt, l.job_id) >= (p_floor_vts[i], p_floor_ids[i]) AND l.worker IS NULL
-                        ORDER BY l.vt, l.job_id LIMIT wanted FOR UPDATE SKIP LOCKED))
-                RETURNING r.job_id, r.lane, r.vt, r.attempt, r.spared, r.tenant)
-            SELECT c.job_id, c.lane, c.vt, c.attempt, c.spared, nullif(c.tenant, ''), j.task, j.queue, j.priority,
-                   j.max_attempts, j.payload::text, j.created_at
-              FROM c, LATERAL (SELECT * FROM aioqueue.job b WHERE b.id = c.job_id LIMIT 1) j;
-            GET DIAGNOSTICS got = ROW_COUNT;
-            spent[i] := got < wanted;
-            free := free - got;
+    WHILE first <= n AND free > 0 LOOP
+        last := first;
+        WHILE last < n AND p_groups[last + 1] = p_groups[first] LOOP
+            last := last + 1;
         END LOOP;
+        FOR round IN 1..2 LOOP
+            FOR i IN first..last LOOP
+                EXIT WHEN free <= 0;
+                CONTINUE WHEN spent[i];
+                wanted := CASE WHEN round = 1 THEN least(p_shares[i], free) ELSE free END;
+                RETURN QUERY
+                WITH c AS (
+                    UPDATE aioqueue.live r SET worker = p_worker, attempt = r.attempt + 1, claimed_at = clock_timestamp()
+                     WHERE r.ctid = ANY (ARRAY(
+                           SELECT l.ctid FROM aioqueue.live l
+                            WHERE l.lane = p_lanes[i] AND (l.vt, l.job_id) >= (p_floor_vts[i], p_floor_ids[i]) AND l.worker IS NULL
+                            ORDER BY l.vt, l.job_id LIMIT wanted FOR UPDATE SKIP LOCKED))
+                    RETURNING r.job_id, r.lane, r.vt, r.attempt, r.spared, r.tenant)
+                SELECT c.job_id, c.lane, c.vt, c.attempt, c.spared, nullif(c.tenant, ''), j.task, j.queue, j.priority,
+                       j.max_attempts, j.payload::text, j.created_at
+                  FROM c, LATERAL (SELECT * FROM aioqueue.job b WHERE b.id = c.job_id LIMIT 1) j;
+                GET DIAGNOSTICS got = ROW_COUNT;
+                spent[i] := got < wanted;
+                free := free - got;
+            END LOOP;
+        END LOOP;
+        first := last + 1;
     END LOOP;
 END $$;

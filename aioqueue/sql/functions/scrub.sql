@@ -7,7 +7,7 @@ BEGIN
     RESET ALL;
     UNLISTEN *;
     PERFORM pg_catalog.pg_advisory_unlock_all();
-    CLOSE ALL;
+    EXECUTE 'CLOSE ALL';  -- plpgsql has a CLOSE of its own
     DISCARD TEMP;
     DISCARD SEQUENCES;
 END $$;
