@@ -103,6 +103,8 @@ class BoundTask(Generic[P, R]):
 
     async def enqueue_many(self, payloads: Iterable[Payload]) -> list[Job[R]]:
         """Enqueue many jobs with these options; see `Task.enqueue_many`."""
+        if isinstance(payloads, (BaseModel, Mapping, str, bytes)):
+            raise InvalidPayload(self._definition.name, f"expected a list of payloads, got {payloads!r:.80}")
         limit = self._enqueuer.payload_limit
         codec = self._definition.payload
         jobs = []

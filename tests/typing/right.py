@@ -1,0 +1,58 @@
+"""Right calls and their types: no type checker may find an error here."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import assert_type, cast
+
+from aioqueue.context import JobContext, JobTransaction
+from aioqueue.job import Job
+from tests.typing.tasks import (
+    Order,
+    Total,
+    add,
+    add_bare,
+    bill,
+    bill_bare,
+    mail,
+    mail_bare,
+    nothing,
+    optional,
+    plain,
+    plain_bare,
+    plain_context,
+    plain_context_bare,
+)
+
+
+async def enqueue(order: Order) -> None:
+    assert_type(await bill.enqueue(order, note="x"), Job[Total])
+    assert_type(await bill.enqueue(order=order), Job[Total])
+    assert_type(await (await bill.enqueue(order)).result(timeout=3), Total)
+    assert_type(await bill_bare.enqueue(order), Job[Total])
+    assert_type(await bill.options(tenant="42", on=object()).enqueue(order), Job[Total])
+    assert_type(await bill.enqueue_many([order]), list[Job[Total]])
+    assert_type(await add.options(delay=3).enqueue_many([(1,), {"n": 2}]), list[Job[int]])
+    assert_type(await mail.enqueue("x"), Job[None])
+    assert_type(await mail_bare.enqueue(to="x"), Job[None])
+    assert_type(await add.enqueue(1), Job[int])
+    assert_type(await add_bare.enqueue(1), Job[int])
+    assert_type(await plain.enqueue(1), Job[int])
+    assert_type(await plain_bare.enqueue(1), Job[str])
+    assert_type(await plain_context.enqueue(1), Job[bytes])
+    assert_type(await plain_context_bare.enqueue(1), Job[bytes])
+    assert_type(await nothing.enqueue(), Job[int])
+    assert_type(await optional.enqueue(), Job[list[int]])
+
+
+async def options(order: Order) -> None:
+    await bill.options(run_at=datetime.now(UTC), priority=2, queue="q", max_attempts=1).enqueue(order)
+
+
+async def call(order: Order) -> None:
+    transaction = cast(JobTransaction, None)
+    context = cast(JobContext, None)
+    assert_type(await bill(transaction, order), Total)
+    assert_type(await mail(context, "x"), None)
+    assert_type(await add(1), int)
+    assert_type(await plain(1), int)

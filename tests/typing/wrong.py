@@ -1,0 +1,60 @@
+"""Wrong calls: both type checkers flag each line marked `# E`, and no other; see tests/test_typing.py."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from aioqueue.context import JobContext
+from tests.typing.tasks import (
+    Order,
+    add,
+    add_bare,
+    app,
+    bill,
+    bill_bare,
+    mail,
+    mail_bare,
+    nothing,
+    plain,
+    plain_bare,
+    plain_context_bare,
+)
+
+
+async def enqueue(order: Order) -> None:
+    await bill.enqueue("no")  # E
+    await bill.enqueue()  # E
+    await bill.enqueue(order, nota="x")  # E
+    await bill.enqueue(order, "x")  # E
+    await bill_bare.enqueue(1)  # E
+    await mail.enqueue(1)  # E
+    await mail_bare.enqueue()  # E
+    await add.enqueue(tx=1)  # E
+    await add.enqueue("1")  # E
+    await add_bare.enqueue(1, "2")  # E
+    await plain.enqueue("1")  # E
+    await plain_bare.enqueue("1")  # E
+    await plain_context_bare.enqueue("1")  # E
+    await nothing.enqueue(1)  # E
+    await bill.enqueue_many([1])  # E
+
+
+async def options(order: Order) -> None:
+    bill.options(priority="high")  # E
+    bill.options(tenant=42)  # E
+    bill.options(run_at="tomorrow")  # E
+    bill.options(order=order)  # E
+    await bill.options(tenant="42").enqueue("no")  # E
+
+
+async def call(order: Order) -> None:
+    context = cast(JobContext, None)
+    await bill(order)  # E
+    await bill(context, order)  # E
+    await mail("x")  # E
+    await add("1")  # E
+
+
+@app.task(quueue="mail")  # E
+async def misspelt(n: int) -> int:
+    return n
