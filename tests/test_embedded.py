@@ -79,8 +79,7 @@ def home() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="aioqueue-test-", dir="/tmp")).resolve()
     path.chmod(0o755)
     yield path
-    for directory in path.glob("*/pgdata"):
-        until(lambda place=directory.parent: stopped(place))
+    until(lambda: all(stopped(directory.parent) for directory in path.glob("*/pgdata")))
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -360,7 +359,7 @@ def test_as_root_programs_that_the_servers_user_cannot_reach_are_copied(
     for data in (home / "one", home / "two"):
         with embedded.start(data) as server, psycopg.connect(server.dsn("owner")) as conn:
             assert conn.execute("SELECT 1").fetchone() == (1,)
-        until(lambda place=data: stopped(place))
+    until(lambda: stopped(home / "one") and stopped(home / "two"))
     assert len(list((home / "system").iterdir())) == 1
     assert stat.S_IMODE(closed.stat().st_mode) == 0o700
 
