@@ -183,6 +183,32 @@ def test_it_stops_when_the_last_user_is_killed(home: Path, user: Callable[..., S
     assert "database system is shut down" in (data / "run" / "server.log").read_text()
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the keeper in /proc")
+def test_a_server_whose_keeper_was_killed_gets_another(home: Path) -> None:
+    data = home / "data"
+
+    def keepers() -> list[int]:
+        words = (b"embedded_keeper.py", os.fsencode(data / "pgdata"))
+        processes = [path for path in Path("/proc").iterdir() if path.name.isdigit()]
+        return [int(path.name) for path in processes if all(word in command(path) for word in words)]
+
+    def command(process: Path) -> bytes:
+        try:
+            return (process / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            return b""
+
+    with embedded.start(data):
+        server, (keeper,) = postmaster(data), keepers()
+        os.kill(keeper, signal.SIGKILL)
+        until(lambda: not keepers())
+        with embedded.start(data):
+            assert len(keepers()) == 1
+            assert postmaster(data) == server
+    until(lambda: stopped(data))
+    until(lambda: not keepers())
+
+
 def test_ctrl_c_in_the_terminal_does_not_reach_the_server(home: Path) -> None:
     with embedded.start(home / "data"):
         sessions = {os.getsid(pid) for pid in (os.getpid(), postmaster(home / "data"))}
