@@ -30,6 +30,8 @@ _QUIET = frozenset(
     "dataclass dataclass-args dataclass-field default definitions definition-ref json-or-python "
     "lax-or-strict chain".split()
 )
+# Instances of these are not validated: a model may have been changed, or made by model_construct().
+_TAKEN_AS_THEY_ARE = frozenset({"model", "dataclass", "is-instance"})
 _NO_SCHEMA = frozenset(
     {"metadata", "serialization", "default", "config", "expected", "members", "computed_fields"}
 )
@@ -60,7 +62,7 @@ def _schema_types(schema: object) -> set[str]:
 class _Codec:
     """One type: its adapter, and whether its values must be looked through."""
 
-    __slots__ = ("_dump", "_look", "_validate", "_validate_json")
+    __slots__ = ("_dump", "_look", "_validate", "_validate_json", "must_reread")
 
     def __init__(self, annotation: Any) -> None:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation)
@@ -70,6 +72,7 @@ class _Codec:
         if "generator" in types:
             raise TypeError("an iterator can be read only once; use list[…] or Sequence[…]")
         self._look = not types <= _QUIET
+        self.must_reread = bool(types & _TAKEN_AS_THEY_ARE)
         self._validate = adapter.validate_python
         self._validate_json = adapter.validate_json
         self._dump = adapter.dump_json
@@ -233,10 +236,12 @@ class PayloadCodec:
         try:
             value = self._codec.validate(value)
             raw = self._codec.write(value)
+            refusal = self._codec.refusal(raw, value, naive=True, limit=limit)
+            if refusal is None and self._codec.must_reread:
+                self._codec.read(raw)
         except Exception as error:
             reason = _explain(error, self._names if self._model is None else None)
             raise InvalidPayload(self._task, reason) from error
-        refusal = self._codec.refusal(raw, value, naive=True, limit=limit)
         if refusal is not None:
             raise InvalidPayload(self._task, refusal)
         return raw.decode()
@@ -302,7 +307,9 @@ class ResultCodec:
         try:
             raw = self._codec.write(value)
             refusal = self._codec.refusal(raw, value, naive=False, limit=limit)
-            if refusal is None:
+            if (
+                refusal is None
+            ):  # what pydantic writes without a warning may still be of another type: None, Literal
                 self._codec.read(raw)
         except Exception as error:
             raise InvalidResult(self._task, _explain(error)) from error
