@@ -239,7 +239,7 @@ class TestSingleModel:
 
     @pytest.mark.parametrize("bad", [Order.model_construct(id="x"), Order.model_construct()])
     def test_model_that_was_never_validated(self, bad: Order) -> None:
-        with pytest.raises(InvalidPayload, match="id: "):
+        with pytest.raises(InvalidPayload, match=r"id: |expected int, got str"):
             codec(self.bill).dump((bad,), {}, limit=LIMIT)
 
     def test_root_model(self) -> None:
