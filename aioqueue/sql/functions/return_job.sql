@@ -23,7 +23,7 @@ BEGIN
     END IF;
     IF p_spare AND p_row.spared >= 20 AND p_reason <> 'snoozed' THEN
         SELECT count(*) INTO in_a_row FROM (
-            SELECT a.reason FROM aioqueue.attempt a WHERE a.job_id = p_row.job_id ORDER BY a.attempt DESC LIMIT 26) x
+            SELECT a.reason FROM aioqueue.attempt a WHERE a.job_id = p_row.job_id ORDER BY a.attempt DESC LIMIT 27) x
          WHERE x.reason IN ('interrupted', 'unknown task', 'no connection');
         IF in_a_row > 20 THEN
             wait := greatest(wait, least(60, 2.0 ^ (in_a_row - 21)));
