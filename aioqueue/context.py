@@ -13,8 +13,8 @@ from typing import Any, LiteralString
 from uuid import UUID
 
 from psycopg import AsyncConnection, AsyncCursor
-from psycopg.sql import SQL, Composed
 from psycopg.rows import TupleRow
+from psycopg.sql import SQL, Composed
 
 from .job import Claimed
 
@@ -111,14 +111,30 @@ class JobTransaction(_JobFacts):
     As the first parameter of a task it is the job's own: its commit records the job as succeeded, both or neither.
     """
 
-    __slots__ = ("connection",)
-
-    connection: AsyncConnection[TupleRow]
-    """The psycopg connection; commit() and rollback() on it are refused, savepoints by `transaction()` are fine."""
+    __slots__ = ("_connection", "enqueued")
 
     def __init__(self, job: Claimed, connection: AsyncConnection[TupleRow]) -> None:
         super().__init__(job)
-        self.connection = connection
+        self._connection: AsyncConnection[TupleRow] | None = connection
+        self.enqueued = False
+        """Whether jobs were enqueued in it: then a hint follows its commit."""
+
+    @property
+    def connection(self) -> AsyncConnection[TupleRow]:
+        """The psycopg connection; commit() and rollback() on it are refused, savepoints by `transaction()` are fine.
+
+        Raises RuntimeError once the transaction has ended: the connection is another job's then. Do not keep it.
+        """
+        if self._connection is None:
+            raise RuntimeError(
+                f"the transaction of job {self.job_id} has ended; its connection serves other jobs now, perhaps of "
+                "another tenant: do all work on it before the task (or the block) ends"
+            )
+        return self._connection
+
+    def detach(self) -> None:
+        """Take the connection away; for the runtime, at the end of the transaction."""
+        self._connection = None
 
     async def execute(self, query: Query, params: Parameters = None) -> AsyncCursor[TupleRow]:
         """Run a statement and return its cursor."""

@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool
 
-from .errors import ConfigurationError
+from .errors import AioQueueError, ConfigurationError
 from .settings import PoolSettings
 
 RESERVED = 2
@@ -87,6 +87,10 @@ def connection_lost(error: BaseException) -> bool:
     return isinstance(error, psycopg.errors.ReadOnlySqlTransaction | psycopg.InterfaceError)
 
 
+class NoFreeConnection(AioQueueError):
+    """A job got no connection for its transaction; user code has not begun."""
+
+
 class Database:
     """The pool of one app: `runtime()` for the runtime's calls, `for_job()` for jobs' transactions."""
 
@@ -143,16 +147,22 @@ class Database:
             yield conn
 
     @contextlib.asynccontextmanager
-    async def for_job(self, wait: float) -> AsyncIterator[AsyncConnection[TupleRow]]:
-        """Lend a connection to a job's transaction; TimeoutError when none is free within `wait` seconds."""
+    async def for_job(self, wait: float | None) -> AsyncIterator[AsyncConnection[TupleRow]]:
+        """Lend a connection to a job's transaction; NoFreeConnection when there is none within `wait` seconds."""
         self.waiting += 1
         try:
             async with asyncio.timeout(wait):
                 await self._jobs.acquire()
+        except TimeoutError:
+            raise NoFreeConnection(f"no connection was free for a job within {wait:g} s") from None
         finally:
             self.waiting -= 1
         try:
-            async with self._opened().connection() as conn:
+            async with contextlib.AsyncExitStack() as stack:
+                try:
+                    conn = await stack.enter_async_context(self._opened().connection())
+                except psycopg.OperationalError as error:
+                    raise NoFreeConnection(f"no connection to the database: {error}") from error
                 yield conn
         finally:
             self._jobs.release()

@@ -89,15 +89,11 @@ def define(
 
 def _check_function(fn: object) -> None:
     if not inspect.isfunction(fn):
-        raise TaskDefinitionError(
-            f"expected a function (def or async def), got {fn!r}; write a function that calls it"
-        )
+        raise TaskDefinitionError(f"expected a function (def or async def), got {fn!r}; write a function that calls it")
     inner = inspect.unwrap(fn)
     where = f"task {fn.__qualname__!r}"
     if any(inspect.isgeneratorfunction(f) or inspect.isasyncgenfunction(f) for f in (fn, inner)):
-        raise TaskDefinitionError(
-            f"{where}: a generator function cannot be a task; return a list instead of yielding"
-        )
+        raise TaskDefinitionError(f"{where}: a generator function cannot be a task; return a list instead of yielding")
     if inspect.iscoroutinefunction(inner) and not inspect.iscoroutinefunction(fn):
         raise TaskDefinitionError(
             f"{where}: an async function inside a decorator that is a plain def; make the wrapper async def"
@@ -180,9 +176,7 @@ def _takes_context(annotation: object) -> bool:
         if member is Any:
             return True
         try:
-            if isinstance(member, type) and (
-                issubclass(JobContext, member) or issubclass(JobTransaction, member)
-            ):
+            if isinstance(member, type) and (issubclass(JobContext, member) or issubclass(JobTransaction, member)):
                 return member not in (JobContext, JobTransaction)
         except TypeError:  # a protocol that is not for issubclass
             continue

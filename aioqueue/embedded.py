@@ -122,9 +122,7 @@ def _start(directory: Path, settings: Mapping[str, str], *, say: bool) -> Embedd
             cluster.initialise()
             keep(cluster)
             if user and say and cluster.address() is None:
-                logger.warning(
-                    "we are root: PostgreSQL runs as %s, its data is kept in %s", user.name, directory
-                )
+                logger.warning("we are root: PostgreSQL runs as %s, its data is kept in %s", user.name, directory)
             cluster.start(settings)
             cluster.ensure_roles(DATABASE)
         except BaseException:
@@ -192,9 +190,7 @@ def keep(cluster: Cluster) -> None:
             stderr=subprocess.DEVNULL,
         )
     except subprocess.CalledProcessError as error:
-        raise EmbeddedError(
-            f"the process that stops the embedded PostgreSQL did not start: {error}"
-        ) from error
+        raise EmbeddedError(f"the process that stops the embedded PostgreSQL did not start: {error}") from error
     finally:
         for descriptor in descriptors:
             os.close(descriptor)

@@ -71,9 +71,7 @@ class Cluster:
     def initialise(self, *, sync: bool = True) -> None:
         """Make the cluster if there is none: all or nothing, also when killed. `sync` waits for the disk."""
         if re.search(r'["$`\\\n]', str(self.directory)):  # pg_ctl puts the path into a shell command
-            raise EmbeddedError(
-                f'PostgreSQL cannot be started in {self.directory}: use a path without " $ ` \\'
-            )
+            raise EmbeddedError(f'PostgreSQL cannot be started in {self.directory}: use a path without " $ ` \\')
         if self.user and (closed := barrier(self.directory, self.user)):
             raise EmbeddedError(
                 f"we are root, so PostgreSQL runs as {self.user.name}, who cannot reach {self.directory}: "
@@ -109,9 +107,7 @@ class Cluster:
         began = time.monotonic()
         while (running := self.address()) and running.status != "ready":
             if time.monotonic() > began + START_SECONDS:
-                raise EmbeddedError(
-                    f"PostgreSQL (process {running.pid}) stays {running.status}: see {self.log}"
-                )
+                raise EmbeddedError(f"PostgreSQL (process {running.pid}) stays {running.status}: see {self.log}")
             time.sleep(0.02)
         if running:
             return
@@ -163,9 +159,7 @@ class Cluster:
         """Build the URI for a role. No password: only the server's user and root can reach the socket."""
         address = self.address()
         host, port = (address.socket_dir, address.port) if address else (str(self._socket_dir()), PORT)
-        return (
-            f"postgresql://{quote(role, safe='')}@/{quote(database, safe='')}?host={quote(host)}&port={port}"
-        )
+        return f"postgresql://{quote(role, safe='')}@/{quote(database, safe='')}?host={quote(host)}&port={port}"
 
     def ensure_roles(self, *databases: str) -> None:
         """Create the three roles, and these databases of the owner, where missing."""
@@ -248,7 +242,5 @@ class Cluster:
         make_directory(short, 0o700, self.user)
         there, uid = short.lstat(), self.user.uid if self.user else os.geteuid()
         if not stat.S_ISDIR(there.st_mode) or there.st_uid != uid or there.st_mode & 0o077:
-            raise EmbeddedError(
-                f"{short}, needed for the socket, is not private to the server's user: remove it"
-            )
+            raise EmbeddedError(f"{short}, needed for the socket, is not private to the server's user: remove it")
         return short

@@ -41,9 +41,7 @@ def main(users: str, start: str, uid: str, gid: str, *command: str) -> None:
     if uid == "-":
         subprocess.run(command, check=False, stdin=subprocess.DEVNULL)
     else:
-        subprocess.run(
-            command, check=False, stdin=subprocess.DEVNULL, user=int(uid), group=int(gid), extra_groups=[]
-        )
+        subprocess.run(command, check=False, stdin=subprocess.DEVNULL, user=int(uid), group=int(gid), extra_groups=[])
 
 
 if __name__ == "__main__":

@@ -85,9 +85,7 @@ def reachable_bin(bin_dir: Path, user: ServerUser | None) -> Path:
             shutil.rmtree(new, ignore_errors=True)
     copied = target / bin_dir.relative_to(package.parent)
     if closed := barrier(copied / "postgres", user):
-        raise EmbeddedError(
-            f"the user {user.name} cannot run PostgreSQL's programs: {closed} is closed to others"
-        )
+        raise EmbeddedError(f"the user {user.name} cannot run PostgreSQL's programs: {closed} is closed to others")
     return copied
 
 

@@ -70,7 +70,7 @@ class UnknownTask(EnqueueError):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name = name
         near = difflib.get_close_matches(name, list(known), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f"; did you mean {near[0]!r}?" if near else "."
         super().__init__(f"no task is named {name!r}{hint} Tasks become known by @app.task or when a worker starts.")
 
 

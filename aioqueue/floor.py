@@ -8,8 +8,10 @@ visible ready row up to there; why that is exact stands in `LaneFloor.observe`.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
+from uuid import UUID
 
 T = TypeVar("T")
 LONG = 1.0
@@ -116,3 +118,41 @@ class LaneFloor(Generic[T]):
             self._armed = None
             self._waiting.clear()
 
+
+class Floors:
+    """The floors of all lanes that one process serves, and that of `scheduled` in microseconds since 1970."""
+
+    def __init__(self, lanes: Iterable[int], lowest: UUID) -> None:
+        self.lanes = list(lanes)
+        self.due: LaneFloor[int] = LaneFloor(0)
+        self._floors: dict[int, LaneFloor[UUID]] = {lane: LaneFloor(lowest) for lane in self.lanes}
+        self._claimed = dict.fromkeys(self.lanes, 0)
+        self._moved = False
+
+    def __getitem__(self, lane: int) -> LaneFloor[UUID]:
+        return self._floors[lane]
+
+    def claimed(self, lane: int, vt: int) -> None:
+        """Take note of a claimed position: the lane's virtual time has come this far."""
+        self._moved = True
+        self._claimed[lane] = max(self._claimed[lane], vt)
+
+    def highest_claimed(self, lane: int) -> int:
+        """Return the highest virtual time this process claimed in the lane."""
+        return self._claimed[lane]
+
+    def begin_tick(self) -> None:
+        """What is claimed from here on is the next tick's."""
+        self._moved = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing was claimed since the last tick began and no further tick could move a floor."""
+        return not self._moved and all(floor.settled for floor in self._floors.values())
+
+    def reset(self) -> None:
+        """Start from zero everywhere; see `LaneFloor.reset`."""
+        self.due.reset()
+        for floor in self._floors.values():
+            floor.reset()
+        self._claimed = dict.fromkeys(self.lanes, 0)

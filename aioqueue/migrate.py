@@ -20,6 +20,7 @@ Kind = Literal["worker", "client"]
 
 CLIENT_FUNCTIONS = (
     "enqueue", "enqueue_many", "cancel_job", "retry_job", "read_outcomes", "job_status", "notify",
+    "known_tasks",
 )  # fmt: skip
 WORKER_FUNCTIONS = (
     *CLIENT_FUNCTIONS, "claim", "tick", "promote", "record", "finish", "confirm", "register_worker", "beat", "resign",
@@ -86,7 +87,9 @@ async def status(conn: psycopg.AsyncConnection, *, schema: str) -> SchemaStatus:
     if exists:
         try:
             cursor = await conn.execute(
-                _text(place("SELECT version, serves FROM aioqueue.schema_version ORDER BY version DESC LIMIT 1", schema))
+                _text(
+                    place("SELECT version, serves FROM aioqueue.schema_version ORDER BY version DESC LIMIT 1", schema)
+                )
             )
             found = await cursor.fetchone()
             version, serves = found if found else (0, 0)
@@ -140,7 +143,10 @@ async def migrate(dsn: str, *, schema: str = DEFAULT_SCHEMA) -> SchemaStatus:
     """
     check_schema_name(schema)
     async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=10) as conn:
-        await conn.execute("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0))", (f"aioqueue migrate {schema}",))
+        await conn.execute(
+            "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0))",
+            (f"aioqueue migrate {schema}",),
+        )
         before = await status_or_missing(conn, schema=schema)
         if before.pending:
             await conn.execute("SET LOCAL lock_timeout = '5s'")

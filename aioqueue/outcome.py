@@ -30,7 +30,7 @@ class Reason(StrEnum):
     VIOLATION = "transaction violation"
 
 
-class JobSignal(Exception):  # noqa: N818 - words of the user, not errors
+class JobSignal(Exception):
     """Base of what a task raises to end its attempt otherwise than by success or failure."""
 
 

@@ -32,9 +32,7 @@ _QUIET = frozenset(
 )
 # Instances of these are not validated: a model may have been changed, or made by model_construct().
 _TAKEN_AS_THEY_ARE = frozenset({"model", "dataclass", "is-instance"})
-_NO_SCHEMA = frozenset(
-    {"metadata", "serialization", "default", "config", "expected", "members", "computed_fields"}
-)
+_NO_SCHEMA = frozenset({"metadata", "serialization", "default", "config", "expected", "members", "computed_fields"})
 
 
 def _schema_types(schema: object) -> set[str]:
@@ -95,9 +93,7 @@ def _explain(error: Exception, names: Collection[str] | None = None) -> str:
     """Shorten what pydantic says: field by field, without the values; `names` are the arguments there are."""
     if not isinstance(error, ValidationError):
         text = str(error)
-        parts = re.findall(
-            r"Expected `([^`]*)`[^[]*\[(?:field_name='([^']*)')?.*?input_type=([\w.]+)\]", text
-        )
+        parts = re.findall(r"Expected `([^`]*)`[^[]*\[(?:field_name='([^']*)')?.*?input_type=([\w.]+)\]", text)
         if parts:
             return "; ".join(
                 f"{name + ': ' if name else ''}expected {kind}, got {got}" for kind, name, got in parts[:5]
@@ -146,19 +142,16 @@ def read_signature(fn: Callable[..., Any], *, task: str) -> tuple[list[inspect.P
             )
         if parameter.name not in hints:
             raise TaskDefinitionError(
-                f"task {task!r}: parameter {parameter.name!r} has no annotation; "
-                "the payload is made from annotations"
+                f"task {task!r}: parameter {parameter.name!r} has no annotation; the payload is made from annotations"
             )
         annotation = hints[parameter.name]
         if isinstance(annotation, TypeVar):
             raise TaskDefinitionError(
-                f"task {task!r}: parameter {parameter.name!r} is a type variable; "
-                "a payload needs a definite type"
+                f"task {task!r}: parameter {parameter.name!r} is a type variable; a payload needs a definite type"
             )
         if isinstance(parameter.default, FieldInfo):
             raise TaskDefinitionError(
-                f"task {task!r}: the default of {parameter.name!r} is pydantic's Field(); "
-                "write Annotated[…, Field(…)]"
+                f"task {task!r}: the default of {parameter.name!r} is pydantic's Field(); write Annotated[…, Field(…)]"
             )
         result.append(parameter.replace(annotation=annotation))
     return result, hints.get("return", Any)
@@ -252,10 +245,7 @@ def _is_model(annotation: object) -> bool:
 
 
 def _typed_dict(parameters: list[inspect.Parameter]) -> object:
-    keys = {
-        p.name: Required[p.annotation] if p.default is p.empty else NotRequired[p.annotation]
-        for p in parameters
-    }
+    keys = {p.name: Required[p.annotation] if p.default is p.empty else NotRequired[p.annotation] for p in parameters}
     shape = cast(Any, TypedDict)("Payload", keys)
     shape.__pydantic_config__ = ConfigDict(extra="forbid")
     return cast(object, shape)
@@ -283,9 +273,7 @@ class ResultCodec:
             self._codec = _Codec(annotation)
         except Exception as error:
             text = str(error).partition("\n")[0]
-            raise TaskDefinitionError(
-                f"task {task!r}: its return annotation cannot be a result: {text}"
-            ) from error
+            raise TaskDefinitionError(f"task {task!r}: its return annotation cannot be a result: {text}") from error
 
     @classmethod
     def of(cls, fn: Callable[..., Any], *, task: str) -> ResultCodec:
@@ -301,15 +289,11 @@ class ResultCodec:
         if isinstance(value, (Awaitable, Iterator, AsyncIterator)):
             if inspect.iscoroutine(value):
                 value.close()  # or else Python warns that it was never awaited
-            raise InvalidResult(
-                self._task, f"expected a value, got a {type(value).__name__}; await it or make a list"
-            )
+            raise InvalidResult(self._task, f"expected a value, got a {type(value).__name__}; await it or make a list")
         try:
             raw = self._codec.write(value)
             refusal = self._codec.refusal(raw, value, naive=False, limit=limit)
-            if (
-                refusal is None
-            ):  # what pydantic writes without a warning may still be of another type: None, Literal
+            if refusal is None:  # what pydantic writes without a warning may still be of another type: None, Literal
                 self._codec.read(raw)
         except Exception as error:
             raise InvalidResult(self._task, _explain(error)) from error

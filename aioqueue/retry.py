@@ -75,18 +75,14 @@ class Retry:
             except ValueError as error:
                 raise ConfigurationError(f"Retry({name}=): {error}") from None
         if limits["cap"] < limits["base"]:
-            raise ConfigurationError(
-                f"Retry(cap=): at least base ({limits['base']:g} s), got {limits['cap']:g} s"
-            )
+            raise ConfigurationError(f"Retry(cap=): at least base ({limits['base']:g} s), got {limits['cap']:g} s")
         factor: object = self.factor
         if not isinstance(factor, (int, float)) or isinstance(factor, bool) or not 1 <= factor < math.inf:
             raise ConfigurationError(f"Retry(factor=): expected a number of at least 1, got {factor!r}")
         if not isinstance(self.jitter, bool):
             raise ConfigurationError(f"Retry(jitter=): expected True or False, got {self.jitter!r}")
         if not isinstance(self.on, Mapping):
-            raise ConfigurationError(
-                f"Retry(on=): expected a mapping such as {{ValueError: False}}, got {self.on!r}"
-            )
+            raise ConfigurationError(f"Retry(on=): expected a mapping such as {{ValueError: False}}, got {self.on!r}")
         for kind, policy in self.on.items():
             _check_policy(kind, policy)
         object.__setattr__(self, "on", dict(self.on))

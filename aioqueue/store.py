@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from typing import Any, LiteralString, NamedTuple, cast
 from uuid import UUID
 
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection, AsyncCursor, sql
+from psycopg.rows import TupleRow, tuple_row
 
 from .floor import Snapshot
 from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
@@ -31,7 +32,8 @@ LOWEST_ID = UUID(int=0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _CALLS = {
-    "enqueue_many": "SELECT aioqueue.enqueue_many(%s::text::jsonb)",
+    "enqueue_many": "SELECT max(pg_current_xact_id()::text) FROM aioqueue.enqueue_many(%s::text::jsonb)",
+    "known_tasks": "SELECT aioqueue.known_tasks()",
     "claim": "SELECT * FROM aioqueue.claim(%s::bigint, %s::bigint[], %s::bigint[], %s::uuid[], %s::integer[], %s::integer[], %s::integer)",
     "tick": "SELECT * FROM aioqueue.tick(%s::bigint, %s::bigint[], %s::bigint[], %s::bigint[], %s::uuid[], %s::bigint[],"
     " %s::timestamptz, %s::timestamptz)",
@@ -134,22 +136,33 @@ class Store:
         # The texts are this package's own; the only thing put in is the quoted schema name.
         self.sql = {name: sql.SQL(cast("LiteralString", place(text, schema))) for name, text in texts.items()}
 
+    async def execute(
+        self, conn: AsyncConnection[Any], name: str, params: Sequence[object] = ()
+    ) -> AsyncCursor[TupleRow]:
+        """Run one of the statements; rows are tuples, whatever the caller's connection makes of its own."""
+        cursor = conn.cursor(row_factory=tuple_row)
+        return await cursor.execute(self.sql[name], params)
+
     async def _value(self, conn: AsyncConnection[Any], name: str, *params: object) -> Any:
-        cursor = await conn.execute(self.sql[name], params)
-        row = await cursor.fetchone()
+        row = await (await self.execute(conn, name, params)).fetchone()
         return None if row is None else row[0]
 
-    async def enqueue_many(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> None:
-        """Write the jobs in the connection's transaction; see sql/functions/enqueue_many.sql."""
+    async def enqueue_many(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> int:
+        """Write the jobs in the connection's transaction and return its XID; see sql/functions/enqueue_many.sql."""
         text = "[" + ",".join(map(new_job_json, jobs)) + "]"
-        await conn.execute(self.sql["enqueue_many"], (text,))
+        return int(await self._value(conn, "enqueue_many", text))
+
+    async def known_tasks(self, conn: AsyncConnection[Any]) -> list[str]:
+        """Names of the tasks that workers have registered."""
+        return [row[0] for row in await (await self.execute(conn, "known_tasks")).fetchall()]
 
     async def claim(
         self, conn: AsyncConnection[Any], *, worker: int, lanes: Sequence[LaneScan], limit: int
     ) -> list[Claimed]:
         """Claim up to `limit` jobs; psycopg.Error with SQLSTATE AQ001 for a dead worker."""
-        cursor = await conn.execute(
-            self.sql["claim"],
+        cursor = await self.execute(
+            conn,
+            "claim",
             (
                 worker,
                 _array(scan.lane for scan in lanes),
@@ -189,8 +202,9 @@ class Store:
         due_to: datetime | None = None,
     ) -> Tick:
         """Publish and read virtual times, snapshot, and the answers to the floors' questions."""
-        cursor = await conn.execute(
-            self.sql["tick"],
+        cursor = await self.execute(
+            conn,
+            "tick",
             (
                 worker,
                 _array(q.lane for q in questions),
@@ -222,37 +236,43 @@ class Store:
 
     async def record(self, conn: AsyncConnection[Any], *, worker: int, outcomes: str) -> dict[UUID, str]:
         """Record a batch (JSON text, see sql/functions/record.sql); the new state of each job that was still ours."""
-        cursor = await conn.execute(self.sql["record"], (worker, outcomes))
+        cursor = await self.execute(conn, "record", (worker, outcomes))
         return dict(await cursor.fetchall())
 
-    async def finish(
-        self, conn: AsyncConnection[Any], job: Claimed, *, marker: str, setting: str, result: str
-    ) -> None:
+    async def finish(self, conn: AsyncConnection[Any], job: Claimed, *, marker: str, setting: str, result: str) -> None:
         """Record success in the job's own transaction; psycopg.Error with SQLSTATE AQ002 or AQ003 when it must not commit."""
-        await conn.execute(
-            self.sql["finish"],
+        await self.execute(
+            conn,
+            "finish",
             (*job.fence, marker, setting, job.tenant or "", result),
         )
 
-    async def confirm(
-        self, conn: AsyncConnection[Any], job: Claimed, *, marker: str, setting: str
-    ) -> None:
+    async def confirm(self, conn: AsyncConnection[Any], job: Claimed, *, marker: str, setting: str) -> None:
         """Hold the job for this worker until the commit; psycopg.Error with SQLSTATE AQ002 or AQ003."""
-        await conn.execute(self.sql["confirm"], (*job.fence, marker, setting, job.tenant or ""))
+        await self.execute(conn, "confirm", (*job.fence, marker, setting, job.tenant or ""))
 
     async def read_back(self, conn: AsyncConnection[Any], job: Claimed) -> str:
         """After a commit without an answer: 'succeeded', 'ours' (it did not commit) or 'lost'."""
         return str(await self._value(conn, "read_back", *job.fence))
 
-    async def unknown_claims(
-        self, conn: AsyncConnection[Any], *, worker: int, known: Sequence[UUID]
-    ) -> list[Claimed]:
+    async def unknown_claims(self, conn: AsyncConnection[Any], *, worker: int, known: Sequence[UUID]) -> list[Claimed]:
         """Jobs that a claim without an answer gave to this worker; only their fence is filled in. Scans live."""
-        cursor = await conn.execute(self.sql["unknown_claims"], (worker, _array(known)))
+        cursor = await self.execute(conn, "unknown_claims", (worker, _array(known)))
         return [
             Claimed(
-                worker=worker, job_id=row[0], lane=row[1], vt=row[2], attempt=row[3], spared=row[4], tenant=row[5],
-                task="", queue="", priority=0, max_attempts=0, payload="", created_at=EPOCH,
+                worker=worker,
+                job_id=row[0],
+                lane=row[1],
+                vt=row[2],
+                attempt=row[3],
+                spared=row[4],
+                tenant=row[5],
+                task="",
+                queue="",
+                priority=0,
+                max_attempts=0,
+                payload="",
+                created_at=EPOCH,
             )  # fmt: skip
             for row in await cursor.fetchall()
         ]
@@ -276,8 +296,9 @@ class Store:
         tasks: Sequence[dict[str, object]],
     ) -> None:
         """Write the worker's row and its tasks' defaults."""
-        await conn.execute(
-            self.sql["register_worker"],
+        await self.execute(
+            conn,
+            "register_worker",
             (worker, host, pid, version, list(queues), concurrency, lease, json.dumps(tasks)),
         )
 
@@ -287,11 +308,11 @@ class Store:
 
     async def resign(self, conn: AsyncConnection[Any], *, worker: int) -> None:
         """Say that the worker stops."""
-        await conn.execute(self.sql["resign"], (worker,))
+        await self.execute(conn, "resign", (worker,))
 
     async def rescue(self, conn: AsyncConnection[Any], *, worker: int, limit: int) -> tuple[int, int] | None:
         """Take up to `limit` jobs of one dead worker: (that worker, jobs moved), or None when nobody is dead."""
-        cursor = await conn.execute(self.sql["rescue"], (worker, limit))
+        cursor = await self.execute(conn, "rescue", (worker, limit))
         row = await cursor.fetchone()
         return None if row is None else (row[0], row[1])
 
@@ -299,7 +320,9 @@ class Store:
         """Take running jobs whose worker has no row; scans all of live."""
         return int(await self._value(conn, "rescue_orphans", limit))
 
-    async def cancel_job(self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None) -> JobState | None:
+    async def cancel_job(
+        self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None
+    ) -> JobState | None:
         """Cancel, or ask for it (RUNNING); None: unknown to the tenant."""
         state = await self._value(conn, "cancel_job", job_id, tenant)
         return None if state is None else JobState(state)
@@ -313,16 +336,18 @@ class Store:
         self, conn: AsyncConnection[Any], jobs: Sequence[tuple[UUID, str | None]]
     ) -> list[EndedJob]:
         """Read (job id, tenant) pairs for their waiters; unknown ones give nothing."""
-        cursor = await conn.execute(
-            self.sql["read_outcomes"], (_array(job_id for job_id, _ in jobs), [tenant for _, tenant in jobs])
+        cursor = await self.execute(
+            conn, "read_outcomes", (_array(job_id for job_id, _ in jobs), [tenant for _, tenant in jobs])
         )
         return [
             EndedJob(row[0], None if row[1] is None else JobState(row[1]), *row[2:]) for row in await cursor.fetchall()
         ]
 
-    async def job_status(self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None) -> JobStatus | None:
+    async def job_status(
+        self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None
+    ) -> JobStatus | None:
         """Read one job's state; None: unknown to the tenant."""
-        cursor = await conn.execute(self.sql["job_status"], (job_id, tenant))
+        cursor = await self.execute(conn, "job_status", (job_id, tenant))
         row = await cursor.fetchone()
         if row is None:
             return None
@@ -333,8 +358,13 @@ class Store:
 
     async def notify(self, conn: AsyncConnection[Any], kind: str) -> None:
         """Send the hint 'ready' or 'done'; on a connection in autocommit."""
-        await conn.execute(self.sql["notify"], (kind,))
+        await self.execute(conn, "notify", (kind,))
 
     async def scrub(self, conn: AsyncConnection[Any]) -> None:
         """Take from the connection what a job left on it, between transactions."""
-        await conn.execute(self.sql["scrub"])
+        await self.execute(conn, "scrub")
+
+    async def ended_transactions(self, conn: AsyncConnection[Any], xids: Sequence[int]) -> set[int]:
+        """Return those of the transactions (pg_current_xact_id) that have ended."""
+        cursor = await self.execute(conn, "ended_transactions", (_array(xids),))
+        return {int(row[0]) for row in await cursor.fetchall()}

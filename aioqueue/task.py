@@ -11,6 +11,7 @@ import inspect
 import types
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
@@ -18,11 +19,12 @@ from uuid import UUID
 from pydantic import BaseModel
 
 from .context import JobContext, JobTransaction
-from .definition import Holds, TaskDefinition, check_priority, define
-from .errors import InvalidOption, InvalidPayload, TaskDefinitionError, UnknownTask
-from .job import Job, NewJob, new_job_id
-from .retry import Retry, check_delay, check_max_attempts
-from .settings import DEFAULT_QUEUE, check_name
+from .definition import Holds, TaskDefinition, define
+from .errors import InvalidPayload, TaskDefinitionError, UnknownTask
+from .job import Job, NewJob
+from .options import Options
+from .retry import Retry
+from .settings import DEFAULT_QUEUE
 
 __all__ = ["BoundTask", "Enqueuer", "Holds", "Task", "TaskDefinition", "TaskRegistry", "define"]
 
@@ -57,17 +59,7 @@ class Enqueuer(Protocol):
 class BoundTask(Generic[P, R]):
     """A task with options for the jobs that it makes; see `Task.options`."""
 
-    __slots__ = (
-        "_definition",
-        "_delay",
-        "_enqueuer",
-        "_max_attempts",
-        "_on",
-        "_priority",
-        "_queue",
-        "_run_at",
-        "_tenant",
-    )
+    __slots__ = ("_definition", "_enqueuer", "_on", "_options")
 
     def __init__(
         self,
@@ -85,16 +77,15 @@ class BoundTask(Generic[P, R]):
         self._definition = definition
         self._enqueuer = enqueuer
         self._on = on
-        self._tenant = _option("tenant", tenant, lambda value: check_name("tenant", value))
-        self._queue = _option("queue", queue, lambda value: check_name("queue", value)) or definition.queue
-        chosen = _option("priority", priority, check_priority)
-        self._priority = definition.priority if chosen is None else chosen
-        self._delay = _option("delay", delay, check_delay)
-        self._run_at = _option("run_at", run_at, _check_run_at)
-        if self._delay is not None and self._run_at is not None:
-            raise InvalidOption("run_at", "give delay or run_at, not both")
-        attempts = _option("max_attempts", max_attempts, check_max_attempts)
-        self._max_attempts = definition.retry.max_attempts if attempts is None else attempts
+        given = Options.of(
+            tenant=tenant, queue=queue, priority=priority, delay=delay, run_at=run_at, max_attempts=max_attempts
+        )
+        self._options = replace(
+            given,
+            queue=given.queue or definition.queue,
+            priority=definition.priority if given.priority is None else given.priority,
+            max_attempts=given.max_attempts or definition.retry.max_attempts,
+        )
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Enqueue one job with these options; see `Task.enqueue`."""
@@ -120,44 +111,13 @@ class BoundTask(Generic[P, R]):
         return await self._send(jobs)
 
     def _job(self, payload: str) -> NewJob:
-        return NewJob(
-            id=new_job_id(),
-            task=self._definition.name,
-            payload=payload,
-            queue=self._queue,
-            priority=self._priority,
-            tenant=self._tenant,
-            delay=self._delay,
-            run_at=self._run_at,
-            max_attempts=self._max_attempts,
-        )
+        return self._options.job(self._definition.name, payload)
 
     async def _send(self, jobs: list[NewJob]) -> list[Job[R]]:
         if jobs:
             await self._enqueuer.enqueue_jobs(jobs, on=self._on)
         decode = self._definition.result.load
-        return [self._enqueuer.handle(job.id, decode, self._tenant) for job in jobs]
-
-
-_T = TypeVar("_T")
-_V = TypeVar("_V")
-
-
-def _option(name: str, value: _V | None, check: Callable[[_V], _T]) -> _T | None:
-    if value is None:
-        return None
-    try:
-        return check(value)
-    except (TypeError, ValueError) as error:
-        raise InvalidOption(name, str(error).removeprefix(f"{name}: ")) from None
-
-
-def _check_run_at(value: object) -> datetime:
-    if not isinstance(value, datetime):
-        raise TypeError(f"expected a datetime, got {value!r}")
-    if value.utcoffset() is None:
-        raise ValueError(f"expected a datetime with a time zone, got {value!r}; give it a tzinfo")
-    return value
+        return [self._enqueuer.handle(job.id, decode, self._options.tenant) for job in jobs]
 
 
 class Task(Generic[F, P, R]):
@@ -252,9 +212,7 @@ class TaskDecorator(Protocol):
     @overload
     def __call__(self, fn: Callable[P, Awaitable[R]], /) -> Task[P, P, R]: ...
     @overload
-    def __call__(
-        self, fn: Callable[Concatenate[JobContext, P], R], /
-    ) -> Task[Concatenate[JobContext, P], P, R]: ...
+    def __call__(self, fn: Callable[Concatenate[JobContext, P], R], /) -> Task[Concatenate[JobContext, P], P, R]: ...
     @overload
     def __call__(self, fn: Callable[P, R], /) -> Task[P, P, R]: ...
 
@@ -288,9 +246,7 @@ class TaskRegistry(Enqueuer):
     @overload
     def task(self, fn: Callable[P, Awaitable[R]], /) -> Task[P, P, R]: ...
     @overload
-    def task(
-        self, fn: Callable[Concatenate[JobContext, P], R], /
-    ) -> Task[Concatenate[JobContext, P], P, R]: ...
+    def task(self, fn: Callable[Concatenate[JobContext, P], R], /) -> Task[Concatenate[JobContext, P], P, R]: ...
     @overload
     def task(self, fn: Callable[P, R], /) -> Task[P, P, R]: ...
     @overload

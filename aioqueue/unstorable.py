@@ -55,11 +55,7 @@ def _find(value: object, naive: bool, secrets: bool, depth: int) -> list[str] | 
             return ["a datetime without time zone means another moment on another machine; give it a tzinfo"]
         return None
     if isinstance(value, (SecretStr, SecretBytes, Secret)):
-        return (
-            ["a secret would be stored as '**********'; pass a plain value, or better an id"]
-            if secrets
-            else None
-        )
+        return ["a secret would be stored as '**********'; pass a plain value, or better an id"] if secrets else None
     if isinstance(value, BaseModel):
         return _find_in({**vars(value), **(value.model_extra or {})}.items(), naive, secrets, depth)
     if isinstance(value, Mapping):
@@ -86,9 +82,7 @@ def _find(value: object, naive: bool, secrets: bool, depth: int) -> list[str] | 
     return None
 
 
-def _find_in(
-    pairs: Iterable[tuple[object, object]], naive: bool, secrets: bool, depth: int
-) -> list[str] | None:
+def _find_in(pairs: Iterable[tuple[object, object]], naive: bool, secrets: bool, depth: int) -> list[str] | None:
     for key, value in pairs:
         kind = type(value)
         if kind in _PLAIN or (kind is float and math.isfinite(typing.cast(float, value))):
@@ -107,9 +101,7 @@ def _has_surrogate(text: str) -> bool:
 def find_unstorable_json(raw: bytes, value: object, *, look: bool, naive: bool, limit: int) -> str | None:
     """Say why the JSON text of a value cannot be stored, or None."""
     if len(raw) > limit:
-        return (
-            f"{len(raw):,} bytes of JSON, at most {limit:,} are allowed; store it elsewhere, pass a reference"
-        )
+        return f"{len(raw):,} bytes of JSON, at most {limit:,} are allowed; store it elsewhere, pass a reference"
     if b"\\u0000" in raw and _ESCAPED_NUL.search(raw):
         return "a string or key has a NUL character, which PostgreSQL cannot store"
     # pydantic writes a lone surrogate in the key of a typed dict as U+FFFD, elsewhere it raises.

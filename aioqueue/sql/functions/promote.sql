@@ -21,7 +21,7 @@ BEGIN
                 ORDER BY x.run_at, x.job_id LIMIT p_limit FOR UPDATE SKIP LOCKED))
         RETURNING s.*)
     SELECT array_agg(d.job_id), array_agg(d.lane), array_agg(d.tenant), array_agg(d.attempt), array_agg(d.spared)
-      INTO ids, lanes, tenants, attempts, spareds FROM d;
+      INTO ids, lanes, tenants, attempts, spareds FROM (SELECT * FROM d ORDER BY d.run_at, d.job_id) d;
     IF ids IS NULL THEN
         RETURN 0;
     END IF;

@@ -2,6 +2,7 @@
 -- Dead: said so, or its lease has ended by the database's clock. Its row is locked FOR UPDATE SKIP LOCKED before it is
 -- marked dead: no claim of it is in flight then, and none can follow. It stays on the list until a pass finds no live row
 -- of it; the row goes in that pass. The first loss of a job is ready at once; from the second on with back-off.
+-- Which of the dead is left to chance, so that one whose last row stays locked holds up no other.
 -- Safe to run in parallel. Returns the worker looked at and the number of jobs moved; no row: nobody is dead.
 -- The one statement that scans live by worker, and only when one is dead.
 CREATE OR REPLACE FUNCTION aioqueue.rescue(p_worker bigint, p_limit integer) RETURNS TABLE (worker bigint, moved integer)
@@ -12,7 +13,7 @@ DECLARE
 BEGIN
     PERFORM pg_current_xact_id();
     SELECT k.id, k.dead INTO w, was_dead FROM aioqueue.worker k
-     WHERE k.id <> p_worker AND (k.dead OR k.lease_until < clock_timestamp()) ORDER BY k.dead, k.id LIMIT 1 FOR UPDATE SKIP LOCKED;
+     WHERE k.id <> p_worker AND (k.dead OR k.lease_until < clock_timestamp()) ORDER BY k.dead, random() LIMIT 1 FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     END IF;

@@ -1,0 +1,85 @@
+"""aioqueue: an asyncio-native job queue on PostgreSQL for multi-tenant applications.
+
+What stands here is the public interface; everything else may change between versions.
+"""
+
+from .app import AioQueue, RunningWorker
+from .context import JobContext, JobTransaction
+from .errors import (
+    AioQueueError,
+    AppNotOpen,
+    ConfigurationError,
+    DuplicateJob,
+    EmbeddedError,
+    EnqueueError,
+    InvalidOption,
+    InvalidPayload,
+    InvalidResult,
+    JobCancelled,
+    JobError,
+    JobFailed,
+    JobNotFound,
+    LeaseLost,
+    NotCommitted,
+    ResultError,
+    ResultInvalid,
+    ResultTimeout,
+    SchemaError,
+    TaskDefinitionError,
+    TimeLimitExceeded,
+    TransactionAborted,
+    TransactionViolation,
+    UnknownTask,
+)
+from .job import Job, JobState, JobStatus
+from .outcome import Cancel, RetryIn, Snooze
+from .retry import Retry
+from .settings import LeaseSettings, LimitSettings, PoolSettings, Settings, WorkerSettings
+from .task import BoundTask, Task
+from .version import VERSION as __version__
+
+__all__ = [
+    "AioQueue",
+    "AioQueueError",
+    "AppNotOpen",
+    "BoundTask",
+    "Cancel",
+    "ConfigurationError",
+    "DuplicateJob",
+    "EmbeddedError",
+    "EnqueueError",
+    "InvalidOption",
+    "InvalidPayload",
+    "InvalidResult",
+    "Job",
+    "JobCancelled",
+    "JobContext",
+    "JobError",
+    "JobFailed",
+    "JobNotFound",
+    "JobState",
+    "JobStatus",
+    "JobTransaction",
+    "LeaseLost",
+    "LeaseSettings",
+    "LimitSettings",
+    "NotCommitted",
+    "PoolSettings",
+    "ResultError",
+    "ResultInvalid",
+    "ResultTimeout",
+    "Retry",
+    "RetryIn",
+    "RunningWorker",
+    "SchemaError",
+    "Settings",
+    "Snooze",
+    "Task",
+    "TaskDefinitionError",
+    "TimeLimitExceeded",
+    "TransactionAborted",
+    "TransactionViolation",
+    "UnknownTask",
+    "WorkerSettings",
+    "__version__",
+]

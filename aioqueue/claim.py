@@ -1,0 +1,225 @@
+"""Asks for work: free slots and a wake-up (or the poll) → one claim of a batch → one run per job.
+
+Owns the order in which lanes are visited and the moment to ask. It records nothing and knows nothing of user code; what a
+claim without an answer may have taken, it looks up and hands back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+from uuid import UUID
+
+import psycopg
+
+from .database import Database
+from .events import DatabaseLost, DatabaseRecovered, JobClaimed, Observers
+from .floor import Floors
+from .job import PRIORITIES, Claimed, lane
+from .outcome import Outcome, Reason, Released
+from .settings import WorkerSettings
+from .store import WORKER_DEAD, LaneScan, Store
+
+LOWEST_FIRST = 20
+"""One claim in so many starts at the lowest priority, so that it is never starved."""
+GATHER = 0.01
+"""Seconds to wait for more free slots while there is a backlog: a claim of one costs as much as a claim of fifty."""
+UNANSWERED = 15.0
+"""Seconds after a claim without an answer in which the server may still be committing it (its statement_timeout is 5 s)."""
+
+
+class Lanes:
+    """The lanes of a worker's queues, in the order of the next claim."""
+
+    def __init__(self, queues: Mapping[str, int]) -> None:
+        self._weights = dict(queues)
+        self._lanes = {(queue, priority): lane(queue, priority) for queue in queues for priority in PRIORITIES}
+        self._turn = 0
+
+    def all(self) -> list[int]:
+        """Return every lane."""
+        return list(self._lanes.values())
+
+    def scans(self, floors: Floors, limit: int) -> list[LaneScan]:
+        """Return the lanes for one claim: by priority, within one the queues in turn, each with its share of `limit`."""
+        self._turn += 1
+        priorities = list(PRIORITIES) if self._turn % LOWEST_FIRST == 0 else list(reversed(PRIORITIES))
+        names = list(self._weights)
+        first = self._turn % len(names)
+        total = sum(self._weights.values())
+        return [
+            LaneScan(
+                self._lanes[name, priority],
+                floors[self._lanes[name, priority]].start,
+                max(1, limit * self._weights[name] // total),
+                priority,
+            )
+            for priority in priorities
+            for name in names[first:] + names[:first]
+        ]
+
+
+class Lease(Protocol):
+    """The worker's right to claim."""
+
+    @property
+    def worker(self) -> int:
+        """Its identity."""
+        ...
+
+    async def wait_proven(self) -> None:
+        """Wait while the lease is in doubt."""
+        ...
+
+    def refused(self) -> None:
+        """The database says that this worker is dead."""
+        ...
+
+
+class Slots(Protocol):
+    """Where claimed jobs run."""
+
+    @property
+    def free(self) -> int:
+        """Jobs that could be started now."""
+        ...
+
+    async def wait_free(self) -> None:
+        """Wait until one could be started."""
+        ...
+
+    def start(self, job: Claimed) -> None:
+        """Start it."""
+        ...
+
+    def known(self) -> Sequence[UUID]:
+        """Every claimed job of this process that is not recorded yet."""
+        ...
+
+
+class Claimer:
+    """The claiming loop of one worker."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        observers: Observers,
+        *,
+        settings: WorkerSettings,
+        lanes: Lanes,
+        floors: Floors,
+        lease: Lease,
+        slots: Slots,
+        wait_room: Callable[[], Awaitable[None]],
+        put: Callable[[Claimed, Outcome], None],
+        claimed: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._observers = observers
+        self._settings = settings
+        self._lanes = lanes
+        self._floors = floors
+        self._lease = lease
+        self._slots = slots
+        self._wait_room = wait_room
+        self._put = put
+        self._claimed = claimed
+        self._wake_up = asyncio.Event()
+        self._unanswered: float | None = None
+        self.turned = time.monotonic()
+        """When the loop last came round, by the monotonic clock."""
+        self.found_nothing = asyncio.Event()
+        """Set by each claim that found nothing ready, cleared by each that found something."""
+
+    def wake(self) -> None:
+        """There may be work: look soon."""
+        self._wake_up.set()
+
+    async def run(self) -> None:
+        """Claim and start jobs, for ever."""
+        backlog = True
+        while True:
+            self.turned = time.monotonic()
+            if not backlog:
+                await self._wait_wake_up()
+            self._wake_up.clear()
+            await self._slots.wait_free()
+            await self._wait_room()
+            await self._lease.wait_proven()
+            if self._unanswered is not None:
+                await self._hand_back_unknown()
+            if backlog and self._slots.free < self._settings.concurrency // 4:
+                await asyncio.sleep(GATHER)
+            limit = min(self._slots.free, self._settings.claim_batch)
+            if self._database.waiting:
+                # Jobs wait for a connection: as many more as there are free, and a look again soon.
+                limit = min(limit, self._database.free_for_jobs)
+            if limit <= 0:
+                await asyncio.sleep(GATHER)
+                backlog = True
+                continue
+            jobs = await self._claim(limit)
+            backlog = len(jobs) == limit
+            for job in jobs:
+                self._slots.start(job)
+
+    async def _wait_wake_up(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.poll):
+                await self._wake_up.wait()
+        except TimeoutError:
+            pass
+
+    async def _claim(self, limit: int) -> list[Claimed]:
+        """Claim up to `limit` jobs, waiting out an outage."""
+        lost_since: float | None = None
+        pause = 0.1
+        while True:
+            try:
+                async with self._database.runtime() as conn:
+                    jobs = await self._store.claim(
+                        conn, worker=self._lease.worker, lanes=self._lanes.scans(self._floors, limit), limit=limit
+                    )
+                break
+            except psycopg.Error as error:
+                if error.sqlstate == WORKER_DEAD:
+                    self._lease.refused()
+                    return []
+                self._unanswered = time.monotonic() + UNANSWERED
+                if lost_since is None:
+                    lost_since = time.monotonic()
+                    self._observers.emit(DatabaseLost("claimer", str(error)))
+                await asyncio.sleep(pause * (0.5 + random.random()))
+                pause = min(pause * 2, 2.0)
+                await self._lease.wait_proven()
+        if lost_since is not None:
+            self._observers.emit(DatabaseRecovered("claimer", time.monotonic() - lost_since))
+        for job in jobs:
+            self._floors.claimed(job.lane, job.vt)
+            self._observers.emit(JobClaimed(job.job_id, job.task, job.tenant, job.attempt))
+        if jobs:
+            self.found_nothing.clear()
+            self._claimed()
+        else:
+            self.found_nothing.set()
+        return jobs
+
+    async def _hand_back_unknown(self) -> None:
+        """Hand back what a claim without an answer took; looked for until the server cannot commit it any more."""
+        last_look = self._unanswered is not None and time.monotonic() > self._unanswered
+        try:
+            async with self._database.runtime() as conn:
+                jobs = await self._store.unknown_claims(conn, worker=self._lease.worker, known=self._slots.known())
+        except psycopg.Error:
+            return
+        known = set(self._slots.known())
+        for job in jobs:
+            if job.job_id not in known:
+                self._put(job, Released(Reason.INTERRUPTED, "the answer to its claim was lost"))
+        if last_look:
+            self._unanswered = None

@@ -1,0 +1,154 @@
+"""The one listening session of a process: LISTEN, callbacks without data, reconnecting for ever.
+
+The connection is private to `Listener.run`, which talks to libpq without blocking, so that cancelling it is
+prompt also against a server that hangs. A notification is a hint only: nothing may depend on its arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+import psycopg
+from psycopg import AsyncConnection, pq
+
+from .events import DatabaseLost, ListenerConnected, Observers, logger
+from .sql import quote_schema
+
+Kind = Literal["ready", "done"]
+Callback = Callable[[], None]
+
+SHORTEST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+"""Seconds between attempts to connect; doubling, jittered."""
+PROBE_INTERVAL = 10.0
+"""Seconds of silence after which the session is asked for a sign of life: some proxies never send a reset."""
+ANSWER_TIMEOUT = 5.0
+"""Seconds that an answer may take before the session counts as lost."""
+
+
+def channel(schema: str, kind: Kind) -> str:
+    """Return the channel's name, as sql/functions/notify.sql makes it; it needs no quoting."""
+    digest = hashlib.md5(f"{quote_schema(schema)}.".encode(), usedforsecurity=False).hexdigest()
+    return f"aioqueue_{digest[:16]}_{kind}"
+
+
+class Listener:
+    """Calls back whenever a hint may have come: on a notification, and once after every (re)connection.
+
+    Callbacks run on the event loop and must not block. Everything is to be called from the loop's thread.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[AsyncConnection[Any]]], *, schema: str, observers: Observers
+    ) -> None:
+        self._connect = connect
+        self._observers = observers
+        self._channels: dict[Kind, str] = {"ready": channel(schema, "ready"), "done": channel(schema, "done")}
+        self._callbacks: dict[Kind, list[Callback]] = {"ready": [], "done": []}
+        self._event = asyncio.Event()  # something to read, or subscriptions have changed
+        self._lost = False
+        self.connected = False
+        """Whether LISTEN is in force for all subscriptions but the newest."""
+
+    def subscribe(self, kind: Kind, callback: Callback) -> None:
+        """Call `callback` on every hint of that kind, and once as soon as LISTEN is in force."""
+        self._callbacks[kind].append(callback)
+        self._event.set()
+
+    def unsubscribe(self, kind: Kind, callback: Callback) -> None:
+        """Undo one `subscribe`; an unknown callback is ignored."""
+        if callback in self._callbacks[kind]:
+            self._callbacks[kind].remove(callback)
+            self._event.set()
+
+    async def run(self) -> None:
+        """Listen for ever, until cancelled; emit ListenerConnected and DatabaseLost, once per change."""
+        pause = SHORTEST_PAUSE
+        while True:
+            try:
+                conn = await self._connect()
+                try:
+                    await self._serve(conn)
+                finally:
+                    await conn.close()
+            except (psycopg.Error, OSError) as error:
+                if self.connected:
+                    pause = SHORTEST_PAUSE
+                if not self._lost:
+                    self._lost = True
+                    self._observers.emit(DatabaseLost("listener", f"{type(error).__name__}: {error}".strip()))
+            finally:
+                self.connected = False
+            await asyncio.sleep(random.uniform(pause / 2, pause))
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _serve(self, conn: AsyncConnection[Any]) -> None:
+        loop = asyncio.get_running_loop()
+        descriptor = conn.fileno()
+        loop.add_reader(descriptor, self._event.set)
+        try:
+            listening: set[Kind] = set()
+            while True:
+                # Nothing may wait between here and the wait below unless the loop then begins anew.
+                self._event.clear()
+                wanted: set[Kind] = {kind for kind, callbacks in self._callbacks.items() if callbacks}
+                if wanted != listening:
+                    await self._change(conn, listening, wanted)
+                    listening = wanted
+                    continue
+                if not self.connected:
+                    self.connected, self._lost = True, False
+                    self._observers.emit(ListenerConnected())
+                self._hear(conn.pgconn)
+                try:
+                    async with asyncio.timeout(PROBE_INTERVAL):
+                        await self._event.wait()
+                except TimeoutError:
+                    await self._ask(conn.pgconn, "SELECT 1")
+        finally:
+            # Before the connection is closed: its number may be another socket's at once.
+            loop.remove_reader(descriptor)
+
+    async def _change(self, conn: AsyncConnection[Any], listening: set[Kind], wanted: set[Kind]) -> None:
+        for kind in sorted(listening - wanted):
+            await self._ask(conn.pgconn, f"UNLISTEN {self._channels[kind]}")
+        for kind in sorted(wanted - listening):
+            await self._ask(conn.pgconn, f"LISTEN {self._channels[kind]}")
+            # Catch up: what came before LISTEN was in force has made no notification.
+            self._call(kind)
+
+    async def _ask(self, pgconn: pq.abc.PGconn, statement: str) -> None:
+        # Not by AsyncConnection.execute(): cancelled against a hung server, that waits up to 10 s.
+        pgconn.send_query(statement.encode())
+        async with asyncio.timeout(ANSWER_TIMEOUT):
+            while True:
+                self._event.clear()
+                pgconn.flush()
+                pgconn.consume_input()
+                while not pgconn.is_busy():
+                    result = pgconn.get_result()
+                    if result is None:
+                        return
+                    if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+                        raise psycopg.OperationalError(f"{statement}: {result.get_error_message()}")
+                await self._event.wait()
+
+    def _hear(self, pgconn: pq.abc.PGconn) -> None:
+        pgconn.consume_input()
+        heard: set[bytes] = set()
+        while (notify := pgconn.notifies()) is not None:
+            heard.add(notify.relname)
+        for kind, name in self._channels.items():
+            if name.encode() in heard:
+                self._call(kind)
+
+    def _call(self, kind: Kind) -> None:
+        for callback in list(self._callbacks[kind]):
+            try:
+                callback()
+            except Exception:
+                logger.exception("callback %r of the listener failed", callback)

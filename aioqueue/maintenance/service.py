@@ -1,0 +1,116 @@
+"""The one loop of maintenance: a tick, then whatever it showed to be due. Any number of workers run it side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from uuid import UUID
+
+import psycopg
+
+from ..database import Database
+from ..events import DatabaseLost, DatabaseRecovered, Observers
+from ..floor import Floors
+from ..settings import LeaseSettings, WorkerSettings
+from ..store import Store, Tick
+from .promote import Promoter
+from .rescue import Rescuer
+from .tick import Ticker
+
+
+class Maintenance:
+    """The maintenance of one worker."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        observers: Observers,
+        floors: Floors,
+        *,
+        settings: WorkerSettings,
+        lease: LeaseSettings,
+        worker: Callable[[], int],
+        ready: Callable[[], None],
+        cancel: Callable[[Sequence[UUID]], None],
+        restarted: Callable[[], None],
+    ) -> None:
+        self._observers = observers
+        self._floors = floors
+        self._settings = settings
+        self._lease = lease
+        self._worker = worker
+        self._ready = ready
+        self._cancel = cancel
+        self._ticker = Ticker(database, store, floors, worker=worker, restarted=restarted)
+        self._promoter = Promoter(database, store, observers)
+        self._rescuer = Rescuer(database, store, observers)
+        self._busy = asyncio.Event()
+        self._next_rescue = 0.0
+
+    def claimed(self) -> None:
+        """Jobs were claimed: tick at the busy pace."""
+        self._busy.set()
+
+    async def run(self) -> None:
+        """Tick and do what is due, for ever."""
+        lost_since: float | None = None
+        pause = 0.0
+        while True:
+            await self._wait(pause)
+            try:
+                pause = await self._once()
+            except psycopg.Error as error:
+                if lost_since is None:
+                    lost_since = time.monotonic()
+                    self._observers.emit(DatabaseLost("maintenance", str(error)))
+                pause = 0.5 + random.random()
+                self._busy.clear()
+                continue
+            if lost_since is not None:
+                self._observers.emit(DatabaseRecovered("maintenance", time.monotonic() - lost_since))
+                lost_since = None
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait, at the busy pace as soon as something is claimed."""
+        if self._busy.is_set():
+            await asyncio.sleep(min(seconds, self._settings.tick))
+        else:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._busy.wait()
+            except TimeoutError:
+                pass
+            else:
+                await asyncio.sleep(self._settings.tick)
+        self._busy.clear()
+
+    async def _once(self) -> float:
+        """One round; returns the seconds until the next."""
+        tick = await self._ticker.tick()
+        if tick.cancelled:
+            self._cancel(tick.cancelled)
+        if (
+            tick.next_due is not None
+            and tick.next_due <= tick.clock
+            and await self._promoter.promote(self._ticker.due_from())
+        ):
+            self._ready()
+        now = time.monotonic()
+        if now >= self._next_rescue:
+            self._next_rescue = now + self._lease.rescue_interval
+            moved = await self._rescuer.rescue(self._worker()) if tick.losses else 0
+            if moved + await self._rescuer.rescue_orphans():
+                self._ready()
+        if not self._floors.settled:
+            return self._settings.tick
+        return self._idle_pause(tick)
+
+    def _idle_pause(self, tick: Tick) -> float:
+        next_due: datetime | None = tick.next_due
+        if next_due is None or next_due <= tick.clock:
+            return self._settings.poll
+        return min(self._settings.poll, (next_due - tick.clock).total_seconds() + 0.001)

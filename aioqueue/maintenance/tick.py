@@ -1,0 +1,101 @@
+"""One tick: virtual times out and in, the snapshot, the floors' questions and answers, and what else a worker must know.
+
+Order is everything here (sql/functions/tick.sql, floor.py): answers belong to the question asked before, then the new
+virtual times and the snapshot are observed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from ..database import Database
+from ..floor import Floors
+from ..store import EPOCH, LaneQuestion, Store, Tick
+
+MARGIN = timedelta(seconds=1)
+"""The floor of scheduled stays this far behind the clock, which may be set back a little."""
+FULL_LOOK = 30.0
+"""Seconds between looks below the floors: the net under a rule that is exact."""
+FULL_LOOK_SHARE = 100
+"""A full look that took t seconds is not repeated before this many times t."""
+
+
+def _microseconds(moment: datetime) -> int:
+    return (moment - EPOCH) // timedelta(microseconds=1)
+
+
+class Ticker:
+    """Ticks of one worker."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        floors: Floors,
+        *,
+        worker: Callable[[], int],
+        restarted: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._floors = floors
+        self._worker = worker
+        self._restarted = restarted
+        self._server: tuple[str, datetime] | None = None
+        self._clock = EPOCH
+        self._next_full_look = time.monotonic() + FULL_LOOK
+
+    def due_from(self) -> datetime:
+        """Where the scan of scheduled begins."""
+        return EPOCH + timedelta(microseconds=self._floors.due.value)
+
+    async def tick(self) -> Tick:
+        """Read the clocks and move the floors. Raises psycopg.Error."""
+        began = time.monotonic()
+        full = began >= self._next_full_look
+        floors = self._floors
+        floors.begin_tick()
+        questions = [
+            LaneQuestion(
+                lane,
+                floors.highest_claimed(lane),
+                (0, floors[lane].lowest) if full else floors[lane].start,
+                floors[lane].value if full else floors[lane].question,
+            )
+            for lane in floors.lanes
+        ]
+        due_question = floors.due.question
+        async with self._database.runtime() as conn:
+            tick = await self._store.tick(
+                conn,
+                worker=self._worker(),
+                questions=questions,
+                due_from=self.due_from(),
+                due_to=None if due_question is None else EPOCH + timedelta(microseconds=due_question),
+            )
+        now = time.monotonic()
+        if full:
+            self._next_full_look = now + max(FULL_LOOK, FULL_LOOK_SHARE * (now - began))
+        if self._server is not None and tick.server != self._server:
+            floors.reset()
+            self._server = tick.server
+            self._restarted()
+            return tick
+        self._server = tick.server
+        for question, value, first in zip(questions, tick.vts, tick.firsts, strict=True):
+            floor = floors[question.lane]
+            if full and first is not None:
+                floor.lower(first)
+            elif not full and question.upto is not None:
+                floor.answer(question.upto, first)
+            floor.observe(value, tick.snapshot, now)
+        if tick.clock < self._clock:
+            floors.due.reset()
+        elif due_question is not None:
+            found = tick.first_due
+            floors.due.answer(due_question, None if found is None else (_microseconds(found), 0))
+        self._clock = tick.clock
+        floors.due.observe(_microseconds(tick.clock - MARGIN), tick.snapshot, now)
+        return tick

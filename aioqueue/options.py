@@ -1,0 +1,83 @@
+"""The options of an enqueue, checked once: `Options.of(…)`; and the job that they and a payload make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from .definition import check_priority
+from .errors import InvalidOption
+from .job import NewJob, new_job_id
+from .retry import check_delay, check_max_attempts
+from .settings import check_name
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of an enqueue; None: the task's, then the default. `delay` is in seconds and excludes `run_at`."""
+
+    tenant: str | None = None
+    queue: str | None = None
+    priority: int | None = None
+    delay: float | None = None
+    run_at: datetime | None = None
+    max_attempts: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        tenant: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        delay: timedelta | float | None = None,
+        run_at: datetime | None = None,
+        max_attempts: int | None = None,
+    ) -> Options:
+        """Check what a user gave. Raises InvalidOption."""
+        if delay is not None and run_at is not None:
+            raise InvalidOption("run_at", "give delay or run_at, not both")
+        return cls(
+            tenant=_check("tenant", tenant, lambda value: check_name("tenant", value)),
+            queue=_check("queue", queue, lambda value: check_name("queue", value)),
+            priority=_check("priority", priority, check_priority),
+            delay=_check("delay", delay, check_delay),
+            run_at=_check("run_at", run_at, _check_run_at),
+            max_attempts=_check("max_attempts", max_attempts, check_max_attempts),
+        )
+
+    def job(self, task: str, payload: str) -> NewJob:
+        """Make a job of a task's name and a payload, which is JSON text."""
+        return NewJob(
+            id=new_job_id(),
+            task=task,
+            payload=payload,
+            queue=self.queue,
+            priority=self.priority,
+            tenant=self.tenant,
+            delay=self.delay,
+            run_at=self.run_at,
+            max_attempts=self.max_attempts,
+        )
+
+
+def _check(name: str, value: V | None, check: Callable[[V], T]) -> T | None:
+    if value is None:
+        return None
+    try:
+        return check(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidOption(name, str(error).removeprefix(f"{name}: ")) from None
+
+
+def _check_run_at(value: object) -> datetime:
+    if not isinstance(value, datetime):
+        raise TypeError(f"expected a datetime, got {value!r}")
+    if value.utcoffset() is None:
+        raise ValueError(f"expected a datetime with a time zone, got {value!r}; give it a tzinfo")
+    return value

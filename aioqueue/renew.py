@@ -1,0 +1,170 @@
+"""Keeps the worker's lease: registers an identity, beats, and says when the lease can no longer be proven.
+
+The local deadline is the moment BEFORE the last accepted beat was sent plus the lease less a sixth: then the worker's jobs
+are cancelled, whatever the network and the database do. It is the last loop of a worker to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+import psycopg
+
+from .database import Database
+from .events import DatabaseLost, DatabaseRecovered, LeaseLost, Observers
+from .settings import LeaseSettings
+from .store import Store
+
+
+def clock() -> float:
+    """Seconds of a clock that goes on while the machine sleeps, where there is one."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class Heartbeat:
+    """The lease of one worker, under one identity after the other."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        observers: Observers,
+        *,
+        settings: LeaseSettings,
+        version: str,
+        queues: Sequence[str],
+        concurrency: int,
+        tasks: Sequence[dict[str, object]],
+        running: Callable[[], int],
+        lost: Callable[[int, str], None],
+    ) -> None:
+        self.worker = 0
+        self._database = database
+        self._store = store
+        self._observers = observers
+        self._settings = settings
+        self._version = version
+        self._queues = list(queues)
+        self._concurrency = concurrency
+        self._tasks = list(tasks)
+        self._running = running
+        self._lost = lost
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._proven = asyncio.Event()
+        self._again = asyncio.Event()
+        self._dead = False
+
+    @property
+    def proven(self) -> bool:
+        """Whether the lease certainly holds now."""
+        return self._proven.is_set()
+
+    async def wait_proven(self) -> None:
+        """Wait while the lease is in doubt."""
+        await self._proven.wait()
+
+    def refused(self) -> None:
+        """The database says that this worker is dead: go on under a new identity."""
+        self._doubt(f"worker {self.worker} was declared dead")
+        self._dead = True
+        self._again.set()
+
+    def prove(self) -> None:
+        """Beat at once; until it is accepted, the lease is in doubt (the server was restarted or failed over)."""
+        self._proven.clear()
+        self._again.set()
+
+    async def register(self) -> None:
+        """Write the worker's row under a new random identity. Raises psycopg.Error."""
+        worker = secrets.randbits(63)
+        sent = clock()
+        async with self._database.runtime() as conn:
+            await self._store.register_worker(
+                conn,
+                worker=worker,
+                host=socket.gethostname()[:200],
+                pid=os.getpid(),
+                version=self._version,
+                queues=self._queues,
+                concurrency=self._concurrency,
+                lease=self._settings.lease,
+                tasks=self._tasks,
+            )
+        self.worker = worker
+        self._dead = False
+        self._accepted(sent)
+
+    async def run(self) -> None:
+        """Beat for ever; the worker is registered already."""
+        lost_since: float | None = None
+        while True:
+            wait = self._settings.beat_seconds if lost_since is None else min(1.0, self._settings.beat_seconds / 5)
+            await self._pause(wait * (1.0 if lost_since is None else 0.5 + random.random()))
+            if clock() > self._deadline:
+                self._doubt("the lease could not be renewed in time")
+            try:
+                if self._dead:
+                    await self.register()
+                else:
+                    await self._beat()
+            except psycopg.Error as error:
+                if lost_since is None:
+                    lost_since = time.monotonic()
+                    self._observers.emit(DatabaseLost("heartbeat", str(error)))
+                continue
+            if lost_since is not None:
+                self._observers.emit(DatabaseRecovered("heartbeat", time.monotonic() - lost_since))
+                lost_since = None
+
+    async def resign(self) -> None:
+        """Say that the worker stops. Raises psycopg.Error."""
+        if self._timer is not None:
+            self._timer.cancel()
+        async with self._database.runtime() as conn:
+            await self._store.resign(conn, worker=self.worker)
+
+    async def _beat(self) -> None:
+        sent = clock()
+        async with self._database.runtime(self._settings.beat_seconds) as conn:
+            alive = await self._store.beat(
+                conn, worker=self.worker, lease=self._settings.lease, running=self._running()
+            )
+        if alive:
+            self._accepted(sent)
+        else:
+            self.refused()
+
+    def _accepted(self, sent: float) -> None:
+        self._deadline = sent + self._settings.lease * 5 / 6
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(
+            max(0.0, self._deadline - clock()), self._doubt, "the lease could not be renewed in time"
+        )
+        self._proven.set()
+
+    def _doubt(self, reason: str) -> None:
+        if self._proven.is_set() or self._timer is not None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._proven.clear()
+            self._observers.emit(LeaseLost(self.worker, reason))
+            self._lost(self.worker, reason)
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._again.wait()
+        except TimeoutError:
+            pass
+        self._again.clear()

@@ -1,0 +1,265 @@
+"""Waits for jobs' ends: one query serves all waiters of the process, however many there are.
+
+A wait subscribes, reads, then waits for the next read: on every wake-up, on reconnection, on a slow poll, and
+once at its deadline. Errors of a read are retried within the waiter's time. Starts no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg_pool import PoolTimeout
+
+from .database import Database, connection_lost
+from .errors import (
+    AppNotOpen,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    NotCommitted,
+    ResultInvalid,
+    ResultTimeout,
+)
+from .events import logger
+from .job import Job, JobState, JobStatus
+from .listen import Listener
+from .store import EndedJob, Store
+from .wakeup import Notifier
+
+UNKNOWN_WAIT = 1.0
+"""Seconds that an unknown job is waited for: its enqueue may be about to commit."""
+RETENTION = 7 * 86_400.0
+"""Seconds after which an unknown job is taken for pruned; how long succeeded jobs are kept."""
+LAST_READ = 2.0
+"""Seconds that the read at a waiter's deadline may take."""
+REST = 5.0
+"""The pause after a read, in its durations, at least: waiting never loads the server."""
+SHORTEST_REST, LONGEST_REST = 0.005, 1.0
+BATCH = 5_000
+"""Jobs of one query at most."""
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between attempts after an error; doubling, jittered."""
+
+_Key = tuple[UUID, str | None]
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """One call of `wait`. Its future is set to the ended job, or to the error that ends the wait."""
+
+    key: _Key
+    future: asyncio.Future[EndedJob]
+    seconds: float | None
+    last: bool = False
+    """Its time is up: the next read answers, whatever it says."""
+    unknown_since: float | None = None
+
+
+def _expired(job_id: UUID) -> bool:
+    # A UUIDv7 begins with its milliseconds; the client's clock is good enough for days.
+    return job_id.version == 7 and (job_id.int >> 80) / 1000 < time.time() - RETENTION
+
+
+def _result(job: Job[Any], ended: EndedJob) -> Any:
+    if ended.state is JobState.DEAD:
+        raise JobFailed(
+            job.id, attempt=ended.attempt or 0, error_type=ended.error_type, error_message=ended.error_message
+        )
+    if ended.state is JobState.CANCELLED:
+        raise JobCancelled(job.id, ended.message)
+    text = "null" if ended.result is None else ended.result
+    try:
+        return json.loads(text) if job.decode is None else job.decode(text)
+    except ValueError as error:
+        raise ResultInvalid(job.id, str(error)) from error
+
+
+def _batches(keys: Sequence[_Key]) -> Iterator[list[_Key]]:
+    # A job comes once in a batch: the rows do not say for which tenant they were read.
+    while keys:
+        batch: dict[UUID, _Key] = {}
+        rest: list[_Key] = []
+        for key in keys:
+            if key[0] in batch or len(batch) == BATCH:
+                rest.append(key)
+            else:
+                batch[key[0]] = key
+        yield list(batch.values())
+        keys = rest
+
+
+class ResultReader:
+    """Answers `Job.result` and `Job.status`. Everything is to be called from the loop's thread."""
+
+    def __init__(
+        self, database: Database, store: Store, listener: Listener, notifier: Notifier, *, poll: float
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._listener = listener
+        self._notifier = notifier
+        self._poll = poll
+        self._waiting: dict[_Key, list[_Waiter]] = {}
+        self._asked: set[_Key] = set()  # to be read next: new ones, and those whose time is up
+        self._all = False  # a hint has come: read all
+        self._error: Exception | None = None
+        self._event = asyncio.Event()
+
+    async def wait(self, job: Job[Any], timeout: float | None) -> Any:
+        """Wait up to `timeout` seconds; see `Job.result`. Cancelled, it leaves nothing behind."""
+        waiter = _Waiter((job.id, job.tenant), asyncio.get_running_loop().create_future(), timeout)
+        self._waiting.setdefault(waiter.key, []).append(waiter)
+        self._ask(waiter)
+        try:
+            await asyncio.wait([waiter.future], timeout=timeout)
+            if not waiter.future.done():
+                waiter.last = True
+                self._ask(waiter)
+                await asyncio.wait([waiter.future], timeout=LAST_READ)
+            if not waiter.future.done():
+                raise ResultTimeout(job.id, timeout or 0.0, None) from self._error
+            ended = waiter.future.result()
+        finally:
+            self._forget(waiter)
+        return _result(job, ended)
+
+    async def status(self, job: Job[Any]) -> JobStatus:
+        """Read where the job stands; see `Job.status`. Retried on connections that died in the pool."""
+        uncommitted = self._notifier.uncommitted(job.id)
+        for _ in range(self._database.settings.size):
+            try:
+                status = await self._read_status(job)
+                break
+            except psycopg.Error as error:
+                if isinstance(error, PoolTimeout) or not connection_lost(error):
+                    raise
+        else:
+            status = await self._read_status(job)
+        if status is None:
+            raise NotCommitted(job.id) if uncommitted else JobNotFound(job.id, expired=_expired(job.id))
+        return status
+
+    async def _read_status(self, job: Job[Any]) -> JobStatus | None:
+        async with self._database.runtime() as conn:
+            return await self._store.job_status(conn, job.id, tenant=job.tenant)
+
+    async def run(self) -> None:
+        """Read for the waiters, for ever. At its end (cancelled) those that still wait get AppNotOpen."""
+        self._listener.subscribe("done", self._hint)
+        try:
+            await self._read_for_ever()
+        finally:
+            self._listener.unsubscribe("done", self._hint)
+            for waiter in self._waiters(list(self._waiting)):
+                self._fail(waiter, AppNotOpen("result"))
+
+    def _hint(self) -> None:
+        self._all = True
+        self._event.set()
+
+    def _ask(self, waiter: _Waiter) -> None:
+        self._asked.add(waiter.key)
+        self._event.set()
+
+    def _forget(self, waiter: _Waiter) -> None:
+        if waiter.future.done() and not waiter.future.cancelled():
+            waiter.future.exception()  # a wait that was cancelled at the same moment does not fetch it
+        others = self._waiting[waiter.key]
+        others.remove(waiter)
+        if not others:
+            del self._waiting[waiter.key]
+            self._asked.discard(waiter.key)
+
+    def _waiters(self, keys: Iterable[_Key]) -> list[_Waiter]:
+        return [waiter for key in keys for waiter in self._waiting.get(key, ()) if not waiter.future.done()]
+
+    def _fail(self, waiter: _Waiter, error: Exception) -> None:
+        if not waiter.future.done():
+            waiter.future.set_exception(error)
+
+    async def _read_for_ever(self) -> None:
+        poll_at = time.monotonic() + self._poll
+        pause = SHORTEST_PAUSE
+        self._all = True  # whoever waits since the last run
+        while True:
+            await self._wait(poll_at)
+            # Taken before the read: what comes during it makes another one.
+            everything = self._all or time.monotonic() >= poll_at or self._unknown_due() <= time.monotonic()
+            keys = list(self._waiting) if everything else list(self._asked)
+            self._event.clear()
+            self._asked.clear()
+            self._all = False
+            if everything:
+                poll_at = time.monotonic() + self._poll
+            started = time.monotonic()
+            try:
+                await self._read(keys)
+            except (psycopg.Error, OSError) as error:
+                if self._error is None:
+                    logger.warning("results cannot be read for now: %s: %s", type(error).__name__, error)
+                self._error = error
+                self._all = True
+                self._event.set()
+                await asyncio.sleep(random.uniform(pause / 2, pause))
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                pause, self._error = SHORTEST_PAUSE, None
+                rest = REST * (time.monotonic() - started)
+                await asyncio.sleep(min(max(rest, SHORTEST_REST), LONGEST_REST))
+
+    async def _wait(self, poll_at: float) -> None:
+        while not self._waiting:
+            self._event.clear()
+            await self._event.wait()
+        seconds = min(poll_at, self._unknown_due()) - time.monotonic()
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._event.wait()
+        except TimeoutError:
+            return
+
+    def _unknown_due(self) -> float:
+        since = [w.unknown_since for w in self._waiters(self._waiting) if w.unknown_since is not None]
+        return min(since, default=float("inf")) + UNKNOWN_WAIT
+
+    async def _read(self, keys: list[_Key]) -> None:
+        for batch in _batches(keys):
+            # Both before the read, or a commit during it would be taken for none.
+            last = {waiter for waiter in self._waiters(batch) if waiter.last}
+            uncommitted = {key for key in batch if self._notifier.uncommitted(key[0])}
+            async with self._database.runtime() as conn:
+                rows = await self._store.read_outcomes(conn, batch)
+            found = {row.job_id: row for row in rows}
+            self._deliver(batch, found, last, uncommitted)
+
+    def _deliver(
+        self, batch: list[_Key], found: dict[UUID, EndedJob], last: set[_Waiter], uncommitted: set[_Key]
+    ) -> None:
+        now = time.monotonic()
+        for waiter in self._waiters(batch):
+            job_id = waiter.key[0]
+            row = found.get(job_id)
+            long_unknown = waiter.unknown_since is not None and now - waiter.unknown_since >= UNKNOWN_WAIT
+            if row is not None and row.state is not None:
+                waiter.future.set_result(row)
+            elif row is None and waiter.key in uncommitted:
+                self._fail(waiter, NotCommitted(job_id))
+            elif row is None and _expired(job_id):
+                self._fail(waiter, JobNotFound(job_id, expired=True))
+            elif row is None and long_unknown:
+                self._fail(waiter, JobNotFound(job_id))
+            elif waiter in last:
+                state = None if row is None else "under way"
+                self._fail(waiter, ResultTimeout(job_id, waiter.seconds or 0.0, state))
+            elif row is not None:
+                waiter.unknown_since = None
+            elif waiter.unknown_since is None:
+                waiter.unknown_since = now

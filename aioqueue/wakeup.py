@@ -1,0 +1,164 @@
+"""Sends this process's hints, debounced, outside any transaction; sees callers' transactions end.
+
+A NOTIFY inside a transaction would serialise the commits of the whole server. A hint that is lost costs one
+poll, so failures are not reported; they are tried again, with growing pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+from weakref import ReferenceType, ref
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.pq import TransactionStatus
+
+from .database import Database
+from .listen import Kind
+from .store import Store
+
+DEBOUNCE = 0.01
+"""Seconds from the first hint to its notification; what comes in between is one notification."""
+LOOK = 0.005
+"""Seconds between looks at the watched connections, in memory; a twentieth of the youngest age, up to ASK."""
+ASK = 0.05
+"""Seconds after which the server is asked whether a watched transaction has ended; then doubling."""
+LONGEST_PAUSE = 1.0
+"""Seconds between questions, and between attempts after errors, at most."""
+CALL_SECONDS = 2.0
+"""Deadline of each call: a late hint is of no use."""
+
+
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """A caller's transaction that has enqueued jobs; the connection stays the caller's to drop."""
+
+    conn: ReferenceType[AsyncConnection[Any]]
+    xid: int
+    since: float
+    ask_at: float
+    ask_pause: float = ASK
+    job_ids: set[UUID] = field(default_factory=set)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the connection shows that the transaction has ended."""
+        conn = self.conn()
+        return conn is None or conn.closed or conn.info.transaction_status == TransactionStatus.IDLE
+
+
+class Notifier:
+    """Takes hints at any rate and sends few. Everything is to be called from the loop's thread."""
+
+    def __init__(self, database: Database, store: Store) -> None:
+        self._database = database
+        self._store = store
+        self._pending: set[Kind] = set()
+        self._watched: dict[ReferenceType[AsyncConnection[Any]], _Watched] = {}
+        self._of_job: dict[UUID, _Watched] = {}
+        self._next_ask = 0.0
+        self._event = asyncio.Event()
+
+    def hint(self, kind: Kind) -> None:
+        """Say that there may be work ('ready') or that jobs have ended ('done'); returns at once."""
+        self._pending.add(kind)
+        self._event.set()
+
+    def watch(self, conn: AsyncConnection[Any], xid: int, job_ids: Sequence[UUID]) -> None:
+        """Hint 'ready' once transaction `xid` (pg_current_xact_id) of `conn` has ended, however it ends."""
+        key = ref(conn)
+        watched = self._watched.get(key)
+        if watched is None or watched.xid != xid:
+            # A connection has one transaction at a time: the one before has ended.
+            self._look(also=watched)
+            now = time.monotonic()
+            watched = _Watched(key, xid, since=now, ask_at=now + ASK)
+            if watched.ended:
+                self.hint("ready")
+                return
+            self._watched[key] = watched
+        watched.job_ids.update(job_ids)
+        self._of_job.update(dict.fromkeys(job_ids, watched))
+        self._event.set()
+
+    def uncommitted(self, job_id: UUID) -> bool:
+        """Whether the job was enqueued in a transaction of this process that is still open.
+
+        Right at once while the connection has begun no other transaction; that is found out within a second.
+        """
+        watched = self._of_job.get(job_id)
+        return watched is not None and not watched.ended
+
+    async def run(self) -> None:
+        """Send hints and watch, for ever."""
+        pause = ASK
+        while True:
+            await self._wait()
+            self._look()
+            try:
+                await self._send()
+                await self._ask()
+            except (psycopg.Error, OSError):
+                await asyncio.sleep(random.uniform(pause / 2, pause))
+                pause = min(2 * pause, LONGEST_PAUSE)
+            else:
+                pause = ASK
+
+    async def _wait(self) -> None:
+        self._event.clear()
+        if not self._pending:
+            seconds = None
+            if self._watched:
+                youngest = time.monotonic() - max(watched.since for watched in self._watched.values())
+                seconds = min(max(LOOK, youngest / 20), ASK)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._event.wait()
+        if self._pending:
+            await asyncio.sleep(DEBOUNCE)
+
+    def _look(self, also: _Watched | None = None) -> None:
+        for watched in list(self._watched.values()):
+            if watched is also or watched.ended:
+                self._end(watched)
+
+    def _end(self, watched: _Watched) -> None:
+        if self._watched.get(watched.conn) is watched:
+            del self._watched[watched.conn]
+        for job_id in watched.job_ids:
+            if self._of_job.get(job_id) is watched:
+                del self._of_job[job_id]
+        self.hint("ready")
+
+    async def _send(self) -> None:
+        kinds, self._pending = self._pending, set()
+        try:
+            if kinds:
+                async with self._database.runtime(CALL_SECONDS) as conn:
+                    for kind in sorted(kinds):
+                        await self._store.notify(conn, kind)
+        except (psycopg.Error, OSError):
+            self._pending |= kinds
+            raise
+
+    async def _ask(self) -> None:
+        # For a caller that began its next transaction between two looks, or whose server went unnoticed.
+        now = time.monotonic()
+        due = [watched for watched in self._watched.values() if watched.ask_at <= now]
+        if not due or now < self._next_ask:
+            return
+        self._next_ask = now + ASK
+        async with self._database.runtime(CALL_SECONDS) as conn:
+            ended = await self._store.ended_transactions(conn, [watched.xid for watched in due])
+        for watched in due:
+            watched.ask_pause = min(2 * watched.ask_pause, LONGEST_PAUSE)
+            watched.ask_at = time.monotonic() + watched.ask_pause
+            if watched.xid in ended:
+                self._end(watched)

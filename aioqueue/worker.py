@@ -1,0 +1,286 @@
+"""Composes one worker from its steps, and stops them in order; holds no policy of its own.
+
+    Worker.run
+    ├── Heartbeat    beats; the last to stop                      renew.py
+    ├── Recorder x2  outcomes in batches                          record.py
+    ├── Maintenance  tick, promote, rescue                        maintenance/
+    ├── Claimer      free slots + wake-up or poll → claim         claim.py
+    └── a job each   an asyncio task of its own                   run.py, transaction.py
+
+The listener and the notifier belong to the app (app.py), which lends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+import anyio
+import psycopg
+
+from .claim import Claimer, Lanes
+from .database import Database
+from .events import Observers, WorkerStarted, WorkerStopped, WorkerStopping
+from .floor import Floors
+from .job import Claimed
+from .listen import Kind
+from .maintenance.service import Maintenance
+from .record import Recorder
+from .renew import Heartbeat
+from .run import Cause, Runner
+from .settings import DEFAULT_QUEUE, Settings, WorkerSettings, parse_queues
+from .store import LOWEST_ID, Store
+from .task import Task
+from .transaction import JobTransactions
+from .version import VERSION
+
+RECORDERS = 2
+"""Writes of outcomes in flight at once."""
+
+
+class WakeUps(Protocol):
+    """The app's side of wake-ups: hints out, hints in."""
+
+    def hint(self, kind: Kind) -> None:
+        """Say that there may be work, or that jobs have ended."""
+        ...
+
+    def on_ready(self, callback: Callable[[], None]) -> None:
+        """Call back whenever there may be work."""
+        ...
+
+    def off_ready(self, callback: Callable[[], None]) -> None:
+        """Stop calling back."""
+        ...
+
+
+class Slots:
+    """Where claimed jobs run: the runner, seen by the claimer."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.concurrency = concurrency
+        self.runner: Runner
+        self.recorder: Recorder
+        self._freed = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def free(self) -> int:
+        """Jobs that could be started now."""
+        return max(0, self.concurrency - len(self.runner.runs))
+
+    async def wait_free(self) -> None:
+        """Wait until one could be started."""
+        while not self.free:
+            self._freed.clear()
+            await self._freed.wait()
+
+    def start(self, job: Claimed) -> None:
+        """Start a claimed job."""
+        self._empty.clear()
+        self.runner.start(job)
+
+    def freed(self) -> None:
+        """A run is over."""
+        self._freed.set()
+        if not self.runner.runs:
+            self._empty.set()
+
+    async def wait_empty(self) -> None:
+        """Wait until nothing runs."""
+        await self._empty.wait()
+
+    def known(self) -> Sequence[UUID]:
+        """Every claimed job of this process that is not recorded yet."""
+        return [*self.runner.runs, *self.recorder.jobs()]
+
+
+class Worker:
+    """One worker: its row, its loops, its runs. Made by `AioQueue.worker()`; run once."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: Store,
+        observers: Observers,
+        wake_ups: WakeUps,
+        tasks: Mapping[str, Task[..., ..., Any]],
+        settings: Settings,
+        *,
+        worker: WorkerSettings,
+        grace: float,
+    ) -> None:
+        self._database = database
+        self._observers = observers
+        self._wake_ups = wake_ups
+        self._settings = settings
+        self._worker_settings = worker
+        self._grace = grace
+        queues = parse_queues(worker.queues)
+        if not queues:
+            queues = dict.fromkeys([DEFAULT_QUEUE, *sorted({t.definition.queue for t in tasks.values()})], 1)
+        self.queues = tuple(queues)
+        self._stopping = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self.started = asyncio.Event()
+        """Set once the worker has its row and claims."""
+
+        lanes = Lanes(queues)
+        floors = Floors(lanes.all(), LOWEST_ID)
+        slots = self._slots = Slots(worker.concurrency)
+        recorder = self._recorder = slots.recorder = Recorder(
+            database,
+            store,
+            observers,
+            capacity=max(1000, 4 * worker.concurrency),
+            recorded=lambda: wake_ups.hint("done"),
+        )
+        runner = self._runner = slots.runner = Runner(
+            tasks=tasks,
+            transactions=JobTransactions(database, store, settings, committed=lambda: wake_ups.hint("ready")),
+            sink=recorder,
+            limits=settings.limits,
+            concurrency=worker.concurrency,
+            observers=observers,
+            freed=slots.freed,
+        )
+        self.heartbeat = Heartbeat(
+            database,
+            store,
+            observers,
+            settings=settings.lease,
+            version=VERSION,
+            queues=list(queues),
+            concurrency=worker.concurrency,
+            tasks=[
+                {
+                    "name": name,
+                    "queue": task.definition.queue,
+                    "priority": task.definition.priority,
+                    "max_attempts": task.definition.retry.max_attempts,
+                }
+                for name, task in tasks.items()
+            ],
+            running=lambda: len(runner.runs),
+            lost=self._lease_lost,
+        )
+        self._maintenance = Maintenance(
+            database,
+            store,
+            observers,
+            floors,
+            settings=worker,
+            lease=settings.lease,
+            worker=lambda: self.heartbeat.worker,
+            ready=self._ready,
+            cancel=self._cancel,
+            restarted=self.heartbeat.prove,
+        )
+        self._claimer = Claimer(
+            database,
+            store,
+            observers,
+            settings=worker,
+            lanes=lanes,
+            floors=floors,
+            lease=self.heartbeat,
+            slots=slots,
+            wait_room=recorder.wait_room,
+            put=recorder.put,
+            claimed=self._maintenance.claimed,
+        )
+
+    @property
+    def running(self) -> int:
+        """Jobs that run now."""
+        return len(self._runner.runs)
+
+    def stop(self, *, hurry: bool = False) -> None:
+        """Ask the worker to stop: drain for the grace period; `hurry` ends what runs now and hands it back, spared."""
+        self._stopping.set()
+        if hurry:
+            self._hurry.set()
+
+    async def run(self) -> None:
+        """Work until `stop()`, until nothing is ready (drain), or until this task is cancelled; then stop in order.
+
+        Whatever way it ends, claiming stops first, jobs have the grace period, outcomes are recorded, the heartbeat goes
+        last. Raises psycopg.OperationalError when the database cannot be reached at the start.
+        """
+        await self.heartbeat.register()
+        async with asyncio.TaskGroup() as group:
+            beats = group.create_task(self.heartbeat.run(), name="aioqueue heartbeat")
+            records = [group.create_task(self._recorder.run(), name="aioqueue recorder") for _ in range(RECORDERS)]
+            upkeep = group.create_task(self._maintenance.run(), name="aioqueue maintenance")
+            claims = group.create_task(self._claimer.run(), name="aioqueue claimer")
+            self._wake_ups.on_ready(self._claimer.wake)
+            self._observers.emit(WorkerStarted(self.heartbeat.worker, self.queues, self._worker_settings.concurrency))
+            self.started.set()
+            try:
+                await self._wait_stop()
+            finally:
+                self._wake_ups.off_ready(self._claimer.wake)
+                # An enclosing anyio scope would cancel again at every await; the stop is bounded by its own limits.
+                with anyio.CancelScope(shield=True):
+                    await self._drain(claims)
+                    for loop in (*records, upkeep, beats):
+                        loop.cancel()
+                    await asyncio.wait([*records, upkeep, beats])
+                    with contextlib.suppress(psycopg.Error):
+                        await self.heartbeat.resign()
+                    self._runner.close()
+        self._observers.emit(WorkerStopped(self.heartbeat.worker))
+
+    async def _wait_stop(self) -> None:
+        if not self._worker_settings.drain:
+            await self._stopping.wait()
+            return
+        while not self._stopping.is_set():
+            await self._claimer.found_nothing.wait()
+            await self._slots.wait_empty()
+            await self._recorder.wait_idle()
+            if self._claimer.found_nothing.is_set() and not self.running:
+                return
+
+    async def _drain(self, claims: asyncio.Task[None]) -> None:
+        """Stop claiming, let the jobs end, end those that do not, write what became of them."""
+        claims.cancel()
+        await asyncio.wait([claims])
+        self._observers.emit(WorkerStopping(self.heartbeat.worker, self.running, self._grace))
+        await self._wait_empty(self._grace, unless=self._hurry)
+        if self.running:
+            self._runner.stop_all(Cause.INTERRUPTED)
+            await self._wait_empty(self._settings.limits.abandon + 1.0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.pool.deadline):
+                await self._recorder.wait_idle()
+
+    async def _wait_empty(self, seconds: float, *, unless: asyncio.Event | None = None) -> None:
+        """Wait until nothing runs, at most so long; a set event ends the wait."""
+        waits = [asyncio.ensure_future(self._slots.wait_empty())]
+        if unless is not None:
+            waits.append(asyncio.ensure_future(unless.wait()))  # type: ignore[arg-type]
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _lease_lost(self, worker: int, _reason: str) -> None:
+        for run in list(self._runner.runs.values()):
+            if run.job.worker == worker:
+                self._runner.stop(run, Cause.LEASE_LOST)
+
+    def _cancel(self, job_ids: Sequence[UUID]) -> None:
+        for job_id in job_ids:
+            run = self._runner.runs.get(job_id)
+            if run is not None:
+                self._runner.stop(run, Cause.CANCELLED)
+
+    def _ready(self) -> None:
+        self._claimer.wake()
+        self._wake_ups.hint("ready")
