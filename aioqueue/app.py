@@ -130,9 +130,7 @@ class AioQueue(TaskRegistry):
         self._database, self._loop, self._pid = database, loop, os.getpid()
         self._notifier = Notifier(database, self._store)
         self._listener = Listener(database.connect, schema=self.settings.schema, observers=self.observers)
-        self._reader = ResultReader(
-            database, self._store, self._listener, self._notifier, poll=self.settings.worker.poll
-        )
+        self._reader = ResultReader(database, self._store, self._listener, self._notifier, poll=self.settings.worker.poll)
         self._serve(self._notifier.run(), "notifier")
 
     async def close(self) -> None:
@@ -152,9 +150,7 @@ class AioQueue(TaskRegistry):
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
     @contextlib.asynccontextmanager
@@ -211,9 +207,7 @@ class AioQueue(TaskRegistry):
                 else:
                     self._notifier.watch(on, xid, [job.id for job in jobs])
         else:
-            raise InvalidOption(
-                "on", f"expected a psycopg AsyncConnection, a JobTransaction or the app, got {type(on).__name__}"
-            )
+            raise InvalidOption("on", f"expected a psycopg AsyncConnection, a JobTransaction or the app, got {type(on).__name__}")
 
     def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None) -> Job[Any]:
         """Make the handle of a job."""
@@ -258,9 +252,7 @@ class AioQueue(TaskRegistry):
             "max_attempts": max_attempts,
         }  # fmt: skip
         if name in self.tasks:
-            return (await self.get(name).options(**options, on=on).enqueue_many([{} if payload is None else payload]))[
-                0
-            ]
+            return (await self.get(name).options(**options, on=on).enqueue_many([{} if payload is None else payload]))[0]
         checked = Options.of(**options)
         async with self._open_database(f"enqueue_by_name({name!r})").runtime() as conn:
             known = await self._store.known_tasks(conn)
@@ -317,9 +309,7 @@ class AioQueue(TaskRegistry):
         if self._database is None:
             raise AppNotOpen(action)
         if self._pid != os.getpid():
-            raise ConfigurationError(
-                "the app was opened before a fork: connections cannot be shared; open it in each process"
-            )
+            raise ConfigurationError("the app was opened before a fork: connections cannot be shared; open it in each process")
         if self._loop is not asyncio.get_running_loop():
             raise ConfigurationError("the app is open on another event loop: make one AioQueue for each loop")
         return self._database
@@ -443,9 +433,7 @@ class RunningWorker:
             await self._leave()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
         await self._leave()
 

@@ -116,7 +116,7 @@ class Database:
         """Open the pool without waiting for the server."""
         if self._pool is None:
             # reconnect_timeout is short because the pool doubles its pauses up to it; who asks next begins anew.
-            pool = AsyncConnectionPool(
+            pool: AsyncConnectionPool[AsyncConnection[TupleRow]] = AsyncConnectionPool(
                 self.conninfo,
                 kwargs={"autocommit": True, "prepare_threshold": 1},
                 min_size=self.settings.min_size,

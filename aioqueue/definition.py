@@ -155,9 +155,7 @@ def _read_holds(parameters: list[inspect.Parameter], *, is_async: bool, task: st
                 "JobTransaction is the first parameter, positional, and exactly that"
             )
     if holds is Holds.TRANSACTION and not is_async:
-        raise TaskDefinitionError(
-            f"task {task!r}: a def task runs in a thread and cannot use the transaction; make it async def"
-        )
+        raise TaskDefinitionError(f"task {task!r}: a def task runs in a thread and cannot use the transaction; make it async def")
     return holds
 
 

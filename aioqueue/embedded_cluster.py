@@ -200,9 +200,7 @@ class Cluster:
         if done.returncode:
             log = self.log.read_text(errors="replace")[-2000:] if self.log.exists() else ""
             name = Path(command[0]).name
-            raise EmbeddedError(
-                f"PostgreSQL's {name} failed in {self.directory}:\n{done.stdout.strip()}\n{log}".strip()
-            )
+            raise EmbeddedError(f"PostgreSQL's {name} failed in {self.directory}:\n{done.stdout.strip()}\n{log}".strip())
         return done.stdout
 
     def _serves(self, pid: int) -> bool:

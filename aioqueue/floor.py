@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
-T = TypeVar("T")
+T = TypeVar("T", int, UUID)
 LONG = 1.0
 """Seconds after which a running transaction is set aside, so that it does not hold every floor back."""
 
@@ -109,7 +109,7 @@ class LaneFloor(Generic[T]):
 
     def lower(self, first: tuple[int, T]) -> None:
         """A full look found a ready row below the floor: go back to it."""
-        if first < self.start:  # type: ignore[operator] - T is ordered as PostgreSQL orders it
+        if first < self.start:  # T is ordered as PostgreSQL orders it
             self.value, self.tie = first
 
     def _rewind(self, value: int) -> None:

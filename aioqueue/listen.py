@@ -42,9 +42,7 @@ class Listener:
     Callbacks run on the event loop and must not block. Everything is to be called from the loop's thread.
     """
 
-    def __init__(
-        self, connect: Callable[[], Awaitable[AsyncConnection[Any]]], *, schema: str, observers: Observers
-    ) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[AsyncConnection[Any]]], *, schema: str, observers: Observers) -> None:
         self._connect = connect
         self._observers = observers
         self._channels: dict[Kind, str] = {"ready": channel(schema, "ready"), "done": channel(schema, "done")}

@@ -7,14 +7,14 @@ behind a transaction-mode pooler too. Nothing else in aioqueue runs DDL.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, LiteralString, cast
+from typing import Literal
 
 import psycopg
 from psycopg import sql
 
 from .errors import SchemaError
 from .settings import DEFAULT_SCHEMA, check_schema_name
-from .sql import functions, migrations, place, quote_schema
+from .sql import as_sql, functions, migrations, place, quote_schema
 
 Kind = Literal["worker", "client"]
 
@@ -64,11 +64,6 @@ def _command(schema: str) -> str:
     return f"python -m aioqueue migrate{option}"
 
 
-def _text(statement: str) -> sql.SQL:
-    # The text comes from the package's own files, with the quoted schema name put in.
-    return sql.SQL(cast("LiteralString", statement))
-
-
 async def status(conn: psycopg.AsyncConnection, *, schema: str) -> SchemaStatus:
     """Read the schema's version. Changes nothing; a missing schema, or one without rights, is version 0."""
     cursor = await conn.execute(
@@ -87,9 +82,7 @@ async def status(conn: psycopg.AsyncConnection, *, schema: str) -> SchemaStatus:
     if exists:
         try:
             cursor = await conn.execute(
-                _text(
-                    place("SELECT version, serves FROM aioqueue.schema_version ORDER BY version DESC LIMIT 1", schema)
-                )
+                as_sql("SELECT version, serves FROM aioqueue.schema_version ORDER BY version DESC LIMIT 1", schema)
             )
             found = await cursor.fetchone()
             version, serves = found if found else (0, 0)
@@ -127,7 +120,7 @@ def script(*, schema: str = DEFAULT_SCHEMA, since: int = 0) -> str:
         parts.append(f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {quote_schema(schema)} FROM PUBLIC;")
     parts += [
         place(
-            f"INSERT INTO aioqueue.schema_version (version, serves, name) VALUES ({m.version}, {m.serves}, '{m.name}');",
+            f"INSERT INTO aioqueue.schema_version (version, serves, name) VALUES ({m.version}, {m.serves}, '{m.name}');",  # noqa: S608 - the package's own file names
             schema,
         )
         for m in pending
@@ -158,7 +151,7 @@ async def migrate(dsn: str, *, schema: str = DEFAULT_SCHEMA) -> SchemaStatus:
             if before.version == 0:
                 # An existing schema is used as it is: CREATE SCHEMA IF NOT EXISTS would ask for the right to create one.
                 text = text.partition("\n")[2]
-            await conn.execute(_text(text))
+            await conn.execute(as_sql(text, schema))
     return before
 
 
@@ -189,4 +182,4 @@ def grants(*, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") ->
 async def grant(dsn: str, *, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") -> None:
     """Grant a role its rights, as the owner. Raises psycopg.errors.UndefinedObject for an unknown role."""
     async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=10) as conn:
-        await conn.execute(_text(grants(role=role, schema=schema, kind=kind)))
+        await conn.execute(as_sql(grants(role=role, schema=schema, kind=kind), schema))

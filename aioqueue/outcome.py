@@ -92,9 +92,7 @@ class ErrorText:
         text = None
         if with_traceback:
             try:
-                described = traceback.TracebackException.from_exception(
-                    error, limit=-40, max_group_width=5, max_group_depth=3
-                )
+                described = traceback.TracebackException.from_exception(error, limit=-40, max_group_width=5, max_group_depth=3)
                 text = storable("".join(described.format()), TRACEBACK_LIMIT)
             except Exception as broken:
                 text = f"(its traceback could not be formatted: {type(broken).__name__})"

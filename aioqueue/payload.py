@@ -95,9 +95,7 @@ def _explain(error: Exception, names: Collection[str] | None = None) -> str:
         text = str(error)
         parts = re.findall(r"Expected `([^`]*)`[^[]*\[(?:field_name='([^']*)')?.*?input_type=([\w.]+)\]", text)
         if parts:
-            return "; ".join(
-                f"{name + ': ' if name else ''}expected {kind}, got {got}" for kind, name, got in parts[:5]
-            )
+            return "; ".join(f"{name + ': ' if name else ''}expected {kind}, got {got}" for kind, name, got in parts[:5])
         return f"{type(error).__name__}: {text[:500]}"
     lines = []
     details = error.errors(include_url=False, include_context=False, include_input=False)
@@ -137,8 +135,7 @@ def read_signature(fn: Callable[..., Any], *, task: str) -> tuple[list[inspect.P
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
             raise TaskDefinitionError(
-                f"task {task!r}: {stars}{parameter.name} has no fixed payload; "
-                "name each parameter, or take one list or dict"
+                f"task {task!r}: {stars}{parameter.name} has no fixed payload; name each parameter, or take one list or dict"
             )
         if parameter.name not in hints:
             raise TaskDefinitionError(
@@ -166,8 +163,7 @@ class PayloadCodec:
         for parameter in parameters:
             if parameter.kind is parameter.POSITIONAL_ONLY:
                 raise TaskDefinitionError(
-                    f"task {task!r}: parameter {parameter.name!r} is positional-only; "
-                    "a payload is stored by name, drop the '/'"
+                    f"task {task!r}: parameter {parameter.name!r} is positional-only; a payload is stored by name, drop the '/'"
                 )
         self._task = task
         self._names = tuple(parameter.name for parameter in parameters)
@@ -194,9 +190,7 @@ class PayloadCodec:
     def dump(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, limit: int) -> str:
         """Validate a call's arguments, return them as JSON (`limit` is in bytes). Raises InvalidPayload."""
         if len(args) > len(self._positional):
-            raise InvalidPayload(
-                self._task, f"takes {len(self._positional)} positional arguments, {len(args)} were given"
-            )
+            raise InvalidPayload(self._task, f"takes {len(self._positional)} positional arguments, {len(args)} were given")
         values: dict[str, Any] = dict(zip(self._positional, args, strict=False))
         for name in kwargs:
             if name in values:

@@ -135,9 +135,7 @@ class Heartbeat:
     async def _beat(self) -> None:
         sent = clock()
         async with self._database.runtime(self._settings.beat_seconds) as conn:
-            alive = await self._store.beat(
-                conn, worker=self.worker, lease=self._settings.lease, running=self._running()
-            )
+            alive = await self._store.beat(conn, worker=self.worker, lease=self._settings.lease, running=self._running())
         if alive:
             self._accepted(sent)
         else:

@@ -70,9 +70,7 @@ def _expired(job_id: UUID) -> bool:
 
 def _result(job: Job[Any], ended: EndedJob) -> Any:
     if ended.state is JobState.DEAD:
-        raise JobFailed(
-            job.id, attempt=ended.attempt or 0, error_type=ended.error_type, error_message=ended.error_message
-        )
+        raise JobFailed(job.id, attempt=ended.attempt or 0, error_type=ended.error_type, error_message=ended.error_message)
     if ended.state is JobState.CANCELLED:
         raise JobCancelled(job.id, ended.message)
     text = "null" if ended.result is None else ended.result
@@ -99,9 +97,7 @@ def _batches(keys: Sequence[_Key]) -> Iterator[list[_Key]]:
 class ResultReader:
     """Answers `Job.result` and `Job.status`. Everything is to be called from the loop's thread."""
 
-    def __init__(
-        self, database: Database, store: Store, listener: Listener, notifier: Notifier, *, poll: float
-    ) -> None:
+    def __init__(self, database: Database, store: Store, listener: Listener, notifier: Notifier, *, poll: float) -> None:
         self._database = database
         self._store = store
         self._listener = listener
@@ -240,9 +236,7 @@ class ResultReader:
             found = {row.job_id: row for row in rows}
             self._deliver(batch, found, last, uncommitted)
 
-    def _deliver(
-        self, batch: list[_Key], found: dict[UUID, EndedJob], last: set[_Waiter], uncommitted: set[_Key]
-    ) -> None:
+    def _deliver(self, batch: list[_Key], found: dict[UUID, EndedJob], last: set[_Waiter], uncommitted: set[_Key]) -> None:
         now = time.monotonic()
         for waiter in self._waiters(batch):
             job_id = waiter.key[0]

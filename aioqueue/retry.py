@@ -129,6 +129,4 @@ def _check_policy(kind: object, policy: object) -> None:
         if policy.on:
             raise ConfigurationError(f"Retry(on={{{name}: …}}): a Retry inside another has no on= of its own")
     elif not isinstance(policy, bool):
-        raise ConfigurationError(
-            f"Retry(on={{{name}: …}}): expected False, True, a timedelta or a Retry, got {policy!r}"
-        )
+        raise ConfigurationError(f"Retry(on={{{name}: …}}): expected False, True, a timedelta or a Retry, got {policy!r}")

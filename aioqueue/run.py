@@ -101,6 +101,10 @@ class Run:
         self.started = 0.0
         self.timers: list[asyncio.TimerHandle] = []
 
+    def ended_by(self, *causes: Cause) -> bool:
+        """Whether the runtime has ended it for one of these causes (none given: for any)."""
+        return self.cause is not None and (not causes or self.cause in causes)
+
 
 class Runner:
     """All runs of one worker."""
@@ -155,7 +159,7 @@ class Runner:
     def _abandon(self, run: Run) -> None:
         """User code that ignores its cancellation: write how it ended; the slot stays taken until it is over."""
         if run.in_user_code and not run.put and run.cause is not None:
-            self._deliver(run, self._ended_by(run, run.cause))
+            self._deliver(run, self._ended_by(run))
 
     def _deliver(self, run: Run, outcome: Outcome) -> None:
         if not run.put:
@@ -238,8 +242,8 @@ class Runner:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Outcome:
-        if run.cause is not None:
-            return self._ended_by(run, run.cause)
+        if run.ended_by():
+            return self._ended_by(run)
         loop = asyncio.get_running_loop()
         run.started = loop.time()
         current_job.set(context)
@@ -257,10 +261,10 @@ class Runner:
             timer.cancel()
             current_job.set(None)
             task = asyncio.current_task()
-            while run.cause is not None and task is not None and task.cancelling():
+            while run.ended_by() and task is not None and task.cancelling():
                 task.uncancel()
-        if run.cause in (Cause.TIME_LIMIT, Cause.LEASE_LOST):
-            return self._ended_by(run, run.cause)
+        if run.ended_by(Cause.TIME_LIMIT, Cause.LEASE_LOST):
+            return self._ended_by(run)
         try:
             if inspect.isawaitable(value):
                 raise InvalidResult(definition.name, "the task returned an awaitable; await it in the task")
@@ -274,9 +278,7 @@ class Runner:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="aioqueue job")
         context = contextvars.copy_context()
-        run.thread = asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: context.run(_call, fn, args, kwargs)
-        )
+        run.thread = asyncio.get_running_loop().run_in_executor(self._threads, lambda: context.run(_call, fn, args, kwargs))
         try:
             return _unwrap(await asyncio.shield(run.thread))
         except asyncio.CancelledError:
@@ -291,13 +293,13 @@ class Runner:
     def _raised(self, run: Run, definition: TaskDefinition, error: BaseException) -> Outcome:
         """Turn what user code raised into an outcome."""
         if isinstance(error, asyncio.CancelledError):
-            if run.cause is not None:
-                return self._ended_by(run, run.cause)
+            if run.ended_by():
+                return self._ended_by(run)
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise error  # somebody cancelled the whole loop's tasks: not ours to answer
-        elif run.cause in (Cause.TIME_LIMIT, Cause.LEASE_LOST):
-            return self._ended_by(run, run.cause, error)
+        elif run.ended_by(Cause.TIME_LIMIT, Cause.LEASE_LOST):
+            return self._ended_by(run, error)
         match error:
             case Snooze():
                 return Snoozed(error.delay)
@@ -308,7 +310,7 @@ class Runner:
                 return Failed(Reason.ERROR, ErrorText.of(error, with_traceback=False), None if last else error.delay)
             case psycopg.errors.QueryCanceled() if self._left(run) < 0.05 * run.limit:
                 run.cause = Cause.TIME_LIMIT
-                return self._ended_by(run, Cause.TIME_LIMIT, error)
+                return self._ended_by(run, error)
             case _:
                 return self._failed(run, definition, error, Reason.ERROR)
 
@@ -319,8 +321,8 @@ class Runner:
             delay = definition.retry.delay(error, failures=failures, random=random.random)
         return Failed(reason, ErrorText.of(error), delay)
 
-    def _ended_by(self, run: Run, cause: Cause, error: BaseException | None = None) -> Outcome:
-        match cause:
+    def _ended_by(self, run: Run, error: BaseException | None = None) -> Outcome:
+        match run.cause:
             case Cause.TIME_LIMIT:
                 limit = TimeLimitExceeded(run.limit)
                 limit.__cause__ = error
@@ -332,7 +334,7 @@ class Runner:
                 return Cancelled("cancelled while it ran")
             case Cause.INTERRUPTED:
                 return Released(Reason.INTERRUPTED, "its worker stopped")
-            case Cause.LEASE_LOST:
+            case _:
                 return Released(Reason.INTERRUPTED, "its worker could not renew its lease")
 
 

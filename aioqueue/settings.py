@@ -156,9 +156,7 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         _check(self.concurrency >= 1, f"concurrency: at least 1, got {self.concurrency}")
         _check(self.claim_batch >= 1, f"claim_batch: at least 1, got {self.claim_batch}")
-        _check(
-            0 < self.tick <= self.poll, f"poll, tick: expected 0 < tick <= poll, got {self.tick:g} and {self.poll:g}"
-        )
+        _check(0 < self.tick <= self.poll, f"poll, tick: expected 0 < tick <= poll, got {self.tick:g} and {self.poll:g}")
         parse_queues(self.queues)
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, LiteralString, NamedTuple, cast
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from psycopg import AsyncConnection, AsyncCursor, sql
@@ -19,7 +19,7 @@ from psycopg.rows import TupleRow, tuple_row
 from .floor import Snapshot
 from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
 from .settings import check_schema_name
-from .sql import place, statements
+from .sql import as_sql, statements
 
 WORKER_DEAD = "AQ001"
 """SQLSTATE of a claim by a worker that is dead or whose lease has ended."""
@@ -34,7 +34,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CALLS = {
     "enqueue_many": "SELECT max(pg_current_xact_id()::text) FROM aioqueue.enqueue_many(%s::text::jsonb)",
     "known_tasks": "SELECT aioqueue.known_tasks()",
-    "claim": "SELECT * FROM aioqueue.claim(%s::bigint, %s::bigint[], %s::bigint[], %s::uuid[], %s::integer[], %s::integer[], %s::integer)",
+    "claim": "SELECT * FROM aioqueue.claim(%s::bigint, %s::bigint[], %s::bigint[], %s::uuid[],"
+    " %s::integer[], %s::integer[], %s::integer)",
     "tick": "SELECT * FROM aioqueue.tick(%s::bigint, %s::bigint[], %s::bigint[], %s::bigint[], %s::uuid[], %s::bigint[],"
     " %s::timestamptz, %s::timestamptz)",
     "promote": "SELECT aioqueue.promote(%s::timestamptz, %s::integer)",
@@ -134,11 +135,9 @@ class Store:
         self.schema = check_schema_name(schema)
         texts = {**_CALLS, **statements()}
         # The texts are this package's own; the only thing put in is the quoted schema name.
-        self.sql = {name: sql.SQL(cast("LiteralString", place(text, schema))) for name, text in texts.items()}
+        self.sql = {name: as_sql(text, schema) for name, text in texts.items()}
 
-    async def execute(
-        self, conn: AsyncConnection[Any], name: str, params: Sequence[object] = ()
-    ) -> AsyncCursor[TupleRow]:
+    async def execute(self, conn: AsyncConnection[Any], name: str, params: Sequence[object] = ()) -> AsyncCursor[TupleRow]:
         """Run one of the statements; rows are tuples, whatever the caller's connection makes of its own."""
         cursor = conn.cursor(row_factory=tuple_row)
         return await cursor.execute(self.sql[name], params)
@@ -156,9 +155,7 @@ class Store:
         """Names of the tasks that workers have registered."""
         return [row[0] for row in await (await self.execute(conn, "known_tasks")).fetchall()]
 
-    async def claim(
-        self, conn: AsyncConnection[Any], *, worker: int, lanes: Sequence[LaneScan], limit: int
-    ) -> list[Claimed]:
+    async def claim(self, conn: AsyncConnection[Any], *, worker: int, lanes: Sequence[LaneScan], limit: int) -> list[Claimed]:
         """Claim up to `limit` jobs; psycopg.Error with SQLSTATE AQ001 for a dead worker."""
         cursor = await self.execute(
             conn,
@@ -273,7 +270,7 @@ class Store:
                 max_attempts=0,
                 payload="",
                 created_at=EPOCH,
-            )  # fmt: skip
+            )
             for row in await cursor.fetchall()
         ]
 
@@ -320,9 +317,7 @@ class Store:
         """Take running jobs whose worker has no row; scans all of live."""
         return int(await self._value(conn, "rescue_orphans", limit))
 
-    async def cancel_job(
-        self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None
-    ) -> JobState | None:
+    async def cancel_job(self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None) -> JobState | None:
         """Cancel, or ask for it (RUNNING); None: unknown to the tenant."""
         state = await self._value(conn, "cancel_job", job_id, tenant)
         return None if state is None else JobState(state)
@@ -332,20 +327,12 @@ class Store:
         found: UUID | None = await self._value(conn, "retry_job", job_id, tenant)
         return found
 
-    async def read_outcomes(
-        self, conn: AsyncConnection[Any], jobs: Sequence[tuple[UUID, str | None]]
-    ) -> list[EndedJob]:
+    async def read_outcomes(self, conn: AsyncConnection[Any], jobs: Sequence[tuple[UUID, str | None]]) -> list[EndedJob]:
         """Read (job id, tenant) pairs for their waiters; unknown ones give nothing."""
-        cursor = await self.execute(
-            conn, "read_outcomes", (_array(job_id for job_id, _ in jobs), [tenant for _, tenant in jobs])
-        )
-        return [
-            EndedJob(row[0], None if row[1] is None else JobState(row[1]), *row[2:]) for row in await cursor.fetchall()
-        ]
+        cursor = await self.execute(conn, "read_outcomes", (_array(job_id for job_id, _ in jobs), [tenant for _, tenant in jobs]))
+        return [EndedJob(row[0], None if row[1] is None else JobState(row[1]), *row[2:]) for row in await cursor.fetchall()]
 
-    async def job_status(
-        self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None
-    ) -> JobStatus | None:
+    async def job_status(self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None) -> JobStatus | None:
         """Read one job's state; None: unknown to the tenant."""
         cursor = await self.execute(conn, "job_status", (job_id, tenant))
         row = await cursor.fetchone()

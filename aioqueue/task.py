@@ -77,9 +77,7 @@ class BoundTask(Generic[P, R]):
         self._definition = definition
         self._enqueuer = enqueuer
         self._on = on
-        given = Options.of(
-            tenant=tenant, queue=queue, priority=priority, delay=delay, run_at=run_at, max_attempts=max_attempts
-        )
+        given = Options.of(tenant=tenant, queue=queue, priority=priority, delay=delay, run_at=run_at, max_attempts=max_attempts)
         self._options = replace(
             given,
             queue=given.queue or definition.queue,
@@ -206,9 +204,7 @@ class TaskDecorator(Protocol):
         self, fn: Callable[Concatenate[JobTransaction, P], Awaitable[R]], /
     ) -> Task[Concatenate[JobTransaction, P], P, R]: ...
     @overload
-    def __call__(
-        self, fn: Callable[Concatenate[JobContext, P], Awaitable[R]], /
-    ) -> Task[Concatenate[JobContext, P], P, R]: ...
+    def __call__(self, fn: Callable[Concatenate[JobContext, P], Awaitable[R]], /) -> Task[Concatenate[JobContext, P], P, R]: ...
     @overload
     def __call__(self, fn: Callable[P, Awaitable[R]], /) -> Task[P, P, R]: ...
     @overload
@@ -240,9 +236,7 @@ class TaskRegistry(Enqueuer):
         self, fn: Callable[Concatenate[JobTransaction, P], Awaitable[R]], /
     ) -> Task[Concatenate[JobTransaction, P], P, R]: ...
     @overload
-    def task(
-        self, fn: Callable[Concatenate[JobContext, P], Awaitable[R]], /
-    ) -> Task[Concatenate[JobContext, P], P, R]: ...
+    def task(self, fn: Callable[Concatenate[JobContext, P], Awaitable[R]], /) -> Task[Concatenate[JobContext, P], P, R]: ...
     @overload
     def task(self, fn: Callable[P, Awaitable[R]], /) -> Task[P, P, R]: ...
     @overload
@@ -280,12 +274,8 @@ class TaskRegistry(Enqueuer):
 
         def register(function: Callable[..., Any]) -> Task[..., ..., Any]:
             if isinstance(function, Task):
-                raise TaskDefinitionError(
-                    f"{function.name!r} is a task already; register the plain function, under another name"
-                )
-            return self._register(
-                define(function, name=name, queue=queue, priority=priority, retry=retry, timeout=timeout)
-            )
+                raise TaskDefinitionError(f"{function.name!r} is a task already; register the plain function, under another name")
+            return self._register(define(function, name=name, queue=queue, priority=priority, retry=retry, timeout=timeout))
 
         return register if fn is None else register(fn)
 

@@ -85,9 +85,7 @@ class OpenTransaction:
     async def confirm(self) -> None:
         """Check that the job is still this worker's, and commit; raises as `finish` does."""
         error = await self._end(
-            lambda: self._store.confirm(
-                self._conn, self._job, marker=self._marker, setting=self._settings.tenant_setting
-            )
+            lambda: self._store.confirm(self._conn, self._job, marker=self._marker, setting=self._settings.tenant_setting)
         )
         if error is not None:
             raise error
@@ -126,7 +124,8 @@ class OpenTransaction:
             )
         if status != TransactionStatus.INTRANS:
             raise TransactionViolation(
-                f"the task broke its transaction: expected it open, found the connection {status.name} (COMMIT or ROLLBACK in SQL?)"
+                "the task broke its transaction: expected it open, found the connection "
+                f"{status.name} (COMMIT or ROLLBACK in SQL?)"
             )
 
     async def _read_back(self) -> str:
@@ -221,9 +220,7 @@ class JobTransactions:
             finally:
                 opened.face.detach()
 
-    async def _begin(
-        self, stack: contextlib.AsyncExitStack, job: Claimed, seconds: float, wait: float | None
-    ) -> OpenTransaction:
+    async def _begin(self, stack: contextlib.AsyncExitStack, job: Claimed, seconds: float, wait: float | None) -> OpenTransaction:
         # A connection that died in the pool shows here, before user code has begun: every one may have died.
         last: psycopg.Error | None = None
         for _ in range(self._settings.pool.size + 1):

@@ -261,9 +261,9 @@ class Worker:
 
     async def _wait_empty(self, seconds: float, *, unless: asyncio.Event | None = None) -> None:
         """Wait until nothing runs, at most so long; a set event ends the wait."""
-        waits = [asyncio.ensure_future(self._slots.wait_empty())]
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._slots.wait_empty())]
         if unless is not None:
-            waits.append(asyncio.ensure_future(unless.wait()))  # type: ignore[arg-type]
+            waits.append(asyncio.ensure_future(unless.wait()))
         try:
             await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:

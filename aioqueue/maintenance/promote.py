@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from ..database import Database
-from ..events import JobsPromoted, Observers
-from ..store import Store
+from aioqueue.database import Database
+from aioqueue.events import JobsPromoted, Observers
+from aioqueue.store import Store
 
 BATCH = 1000
 """Jobs promoted in one transaction."""

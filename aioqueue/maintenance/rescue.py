@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import time
 
-from ..database import Database
-from ..events import JobsRescued, Observers
-from ..store import Store
+from aioqueue.database import Database
+from aioqueue.events import JobsRescued, Observers
+from aioqueue.store import Store
 
 BATCH = 500
 """Jobs of one dead worker moved in one transaction."""

@@ -11,11 +11,12 @@ from uuid import UUID
 
 import psycopg
 
-from ..database import Database
-from ..events import DatabaseLost, DatabaseRecovered, Observers
-from ..floor import Floors
-from ..settings import LeaseSettings, WorkerSettings
-from ..store import Store, Tick
+from aioqueue.database import Database
+from aioqueue.events import DatabaseLost, DatabaseRecovered, Observers
+from aioqueue.floor import Floors
+from aioqueue.settings import LeaseSettings, WorkerSettings
+from aioqueue.store import Store, Tick
+
 from .promote import Promoter
 from .rescue import Rescuer
 from .tick import Ticker
@@ -93,11 +94,7 @@ class Maintenance:
         tick = await self._ticker.tick()
         if tick.cancelled:
             self._cancel(tick.cancelled)
-        if (
-            tick.next_due is not None
-            and tick.next_due <= tick.clock
-            and await self._promoter.promote(self._ticker.due_from())
-        ):
+        if tick.next_due is not None and tick.next_due <= tick.clock and await self._promoter.promote(self._ticker.due_from()):
             self._ready()
         now = time.monotonic()
         if now >= self._next_rescue:

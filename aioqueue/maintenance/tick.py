@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from ..database import Database
-from ..floor import Floors
-from ..store import EPOCH, LaneQuestion, Store, Tick
+from aioqueue.database import Database
+from aioqueue.floor import Floors
+from aioqueue.store import EPOCH, LaneQuestion, Store, Tick
 
 MARGIN = timedelta(seconds=1)
 """The floor of scheduled stays this far behind the clock, which may be set back a little."""

@@ -36,6 +36,11 @@ def place(text: str, schema: str) -> str:
     return text.replace(TOKEN, quote_schema(schema) + ".")
 
 
+def as_sql(text: str, schema: str) -> sql.SQL:
+    """Return one of the package's own texts as a statement, with the quoted schema name put in."""
+    return sql.SQL(place(text, schema))  # pyright: ignore[reportArgumentType] - our own file, not input
+
+
 @cache
 def functions() -> dict[str, str]:
     """Return every function's file by name."""

@@ -42,8 +42,9 @@ BEGIN
                 WHEN btrim(u.tenant) = '' OR length(u.tenant) > 200 THEN 'tenant: expected a name of 1 to 200 characters or NULL, got ' || quote_literal(left(u.tenant, 40))
                 WHEN u.priority NOT BETWEEN -2 AND 2 THEN 'priority: expected -2 to 2, got ' || u.priority
                 WHEN u.max_attempts NOT BETWEEN 1 AND 10000 THEN 'max_attempts: expected 1 to 10000, got ' || u.max_attempts
+                WHEN u.due NOT BETWEEN '0001-01-02Z' AND '9999-12-30Z' THEN 'run_at, delay: expected a time of the years 1 to 9999, got ' || u.due
             END AS reason
-              FROM unnest(tasks, queues, tenants, priorities, max_attempts_) WITH ORDINALITY AS u (task, queue, tenant, priority, max_attempts, i)) x
+              FROM unnest(tasks, queues, tenants, priorities, max_attempts_, due) WITH ORDINALITY AS u (task, queue, tenant, priority, max_attempts, due, i)) x
      WHERE x.reason IS NOT NULL LIMIT 1;
     IF FOUND THEN
         RAISE invalid_parameter_value USING MESSAGE = 'job ' || bad.i || ' of ' || n || ': ' || bad.reason;
