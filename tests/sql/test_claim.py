@@ -174,7 +174,7 @@ async def test_a_claim_that_began_before_the_lease_ended_waits_for_rescue_and_is
     await two.begin()
     # As rescue does, seen at the moment between its lock and its mark.
     await boss.begin()
-    await boss.rows("SELECT FROM aioqueue.worker WHERE id = %s FOR UPDATE", worker)
+    await boss.rows("SELECT 1 FROM aioqueue.worker WHERE id = %s FOR UPDATE", worker)
     async with blocked(two, one, refused(one, worker), by=boss) as answer:
         await boss.rows("UPDATE aioqueue.worker SET dead = true WHERE id = %s", worker)
         await boss.commit()

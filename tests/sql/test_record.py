@@ -119,7 +119,7 @@ async def test_a_request_to_cancel_wins_over_every_outcome_but_success(boss: Ses
     assert [states[job.job_id] for job in jobs] == ["succeeded", "cancelled", "cancelled", "cancelled"]
     assert await boss.rows("SELECT job_id FROM aioqueue.cancel") == [(jobs[0].job_id,)], "the next tick removes it"
     await one.tick(worker)
-    assert await boss.rows("SELECT FROM aioqueue.cancel") == []
+    assert await boss.rows("SELECT 1 FROM aioqueue.cancel") == []
 
 
 async def test_record_waits_for_a_cancel_and_then_sees_its_request(boss: Session, one: Session, two: Session) -> None:

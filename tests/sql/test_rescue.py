@@ -169,7 +169,7 @@ async def test_a_request_to_cancel_goes_with_its_worker(boss: Session, one: Sess
     await one.record(worker, entry(job))
     await boss.end_lease(worker)
     assert await one.rescue() == (worker, 0)
-    assert await boss.rows("SELECT FROM aioqueue.cancel") == []
+    assert await boss.rows("SELECT 1 FROM aioqueue.cancel") == []
 
 
 async def test_finish_against_rescue_a_hundred_times_never_two_ends_and_never_none(
