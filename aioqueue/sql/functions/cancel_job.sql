@@ -26,8 +26,8 @@ BEGIN
         END IF;
         DELETE FROM aioqueue.scheduled x WHERE x.job_id = p_job_id RETURNING * INTO s;
         IF FOUND THEN
-            INSERT INTO aioqueue.outcome (job_id, state, attempt, message, finished_at)
-            VALUES (p_job_id, 'cancelled', s.attempt, 'cancelled before it ran', clock_timestamp());
+            INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, message, finished_at)
+            VALUES (p_job_id, 'cancelled', s.attempt, s.spared, 'cancelled before it ran', clock_timestamp());
             RETURN 'cancelled';
         END IF;
     END LOOP;

@@ -9,15 +9,15 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
-DECLARE began timestamptz;
+DECLARE began timestamptz; spares integer;
 BEGIN
     PERFORM aioqueue.check_transaction(p_marker, p_setting, p_tenant);
     DELETE FROM aioqueue.live l
      WHERE l.lane = p_lane AND l.vt = p_vt AND l.job_id = p_job_id AND l.worker = p_worker AND l.attempt = p_attempt
-    RETURNING l.claimed_at INTO began;
+    RETURNING l.claimed_at, l.spared INTO began, spares;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = 'AQ002', MESSAGE = 'job ' || p_job_id || ' is no longer owned by worker ' || p_worker;
     END IF;
-    INSERT INTO aioqueue.outcome (job_id, state, attempt, result, started_at, finished_at)
-    VALUES (p_job_id, 'succeeded', p_attempt, p_result, began, clock_timestamp());
+    INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, started_at, finished_at)
+    VALUES (p_job_id, 'succeeded', p_attempt, spares, p_result, began, clock_timestamp());
 END $$;

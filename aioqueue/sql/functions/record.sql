@@ -19,13 +19,13 @@ BEGIN
         SELECT e.j, e.l, e.v, e.a, e.r FROM jsonb_to_recordset(p_outcomes) AS e (j uuid, l bigint, v bigint, a integer, o text, r jsonb)
          WHERE e.o = 'succeeded' ORDER BY e.l, e.v, e.j),
     k AS MATERIALIZED (
-        SELECT o.j, o.a, o.r, f.c, f.claimed_at FROM o,
-               LATERAL (SELECT l.ctid AS c, l.claimed_at FROM aioqueue.live l
+        SELECT o.j, o.a, o.r, f.c, f.spared, f.claimed_at FROM o,
+               LATERAL (SELECT l.ctid AS c, l.spared, l.claimed_at FROM aioqueue.live l
                          WHERE l.lane = o.l AND l.vt = o.v AND l.job_id = o.j AND l.worker = p_worker AND l.attempt = o.a
                          LIMIT 1 FOR UPDATE) f),
     d AS (DELETE FROM aioqueue.live l WHERE l.ctid = ANY (ARRAY(SELECT k.c FROM k))),
-    w AS (INSERT INTO aioqueue.outcome (job_id, state, attempt, result, started_at, finished_at)
-          SELECT k.j, 'succeeded', k.a, k.r, k.claimed_at, clock_timestamp() FROM k)
+    w AS (INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, started_at, finished_at)
+          SELECT k.j, 'succeeded', k.a, k.spared, k.r, k.claimed_at, clock_timestamp() FROM k)
     SELECT k.j, 'succeeded'::text FROM k;
     FOR x IN
         SELECT e.* FROM jsonb_to_recordset(p_outcomes) AS e (j uuid, l bigint, v bigint, a integer, o text, d double precision, s boolean, t text, m text, b text, u text)

@@ -54,6 +54,7 @@ CREATE TABLE aioqueue.outcome (
     job_id      uuid        NOT NULL,
     state       text        NOT NULL,
     attempt     integer     NOT NULL,
+    spared      integer     NOT NULL,
     result      jsonb,
     message     text,
     started_at  timestamptz,
@@ -126,7 +127,7 @@ SELECT j.id, j.task, j.queue, j.priority, nullif(j.tenant, '') AS tenant,
             WHEN l.job_id IS NOT NULL THEN 'ready'
             WHEN s.job_id IS NOT NULL THEN 'scheduled' END AS state,
        coalesce(o.attempt, l.attempt, s.attempt) AS attempt,
-       coalesce(l.spared, s.spared) AS spared,
+       coalesce(o.spared, l.spared, s.spared) AS spared,
        j.max_attempts, j.created_at, coalesce(s.run_at, j.run_at) AS run_at,
        coalesce(o.started_at, l.claimed_at) AS started_at, o.finished_at, l.worker,
        j.payload, o.result, a.reason, a.error_type, coalesce(o.message, a.error_message) AS error, s.unknown_task, j.retry_of
