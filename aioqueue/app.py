@@ -166,10 +166,13 @@ class AioQueue(TaskRegistry):
         concurrency: int | None = None,
         drain: bool | None = None,
         grace: float | timedelta = EMBEDDED_GRACE,
+        standalone: bool = False,
     ) -> RunningWorker:
         """Return a worker to run inside this application: `async with app.worker(): …`. Opens the app if need be.
 
-        No signal handlers. Options left out come from the app's WorkerSettings.
+        No signal handlers. Options left out come from the app's WorkerSettings. `standalone`: the process is the worker's
+        own (the CLI): a job that ignores its cancellation makes it drain and stop, where an embedded worker only claims
+        nothing more and reports itself unhealthy.
         """
         changes: dict[str, Any] = {
             "queues": None if queues is None else tuple(queues), "concurrency": concurrency, "drain": drain,
@@ -178,7 +181,7 @@ class AioQueue(TaskRegistry):
             self.settings.worker, **{name: value for name, value in changes.items() if value is not None}
         )
         seconds = grace.total_seconds() if isinstance(grace, timedelta) else float(grace)
-        return RunningWorker(self, settings, seconds)
+        return RunningWorker(self, settings, seconds, standalone=standalone)
 
     # -- what tasks need ----------------------------------------------------------------------------------------------
 
@@ -390,10 +393,11 @@ class AioQueue(TaskRegistry):
 class RunningWorker:
     """A worker of an app: `async with` runs it beside the block, `run()` runs it and nothing else."""
 
-    def __init__(self, app: AioQueue, settings: WorkerSettings, grace: float) -> None:
+    def __init__(self, app: AioQueue, settings: WorkerSettings, grace: float, *, standalone: bool) -> None:
         self._app = app
         self._settings = settings
         self._grace = grace
+        self._standalone = standalone
         self._worker: Worker | None = None
         self._task: asyncio.Task[None] | None = None
         self._opened_app = False
@@ -407,6 +411,11 @@ class RunningWorker:
     def running(self) -> int:
         """Jobs that run now."""
         return 0 if self._worker is None else self._worker.running
+
+    @property
+    def abandoned(self) -> int:
+        """Jobs that ignored their cancellation and were given up on; then the worker claims nothing more."""
+        return 0 if self._worker is None else self._worker.abandoned
 
     def stop(self, *, hurry: bool = False) -> None:
         """Ask it to stop; see `Worker.stop`. Idempotent."""
@@ -462,6 +471,7 @@ class RunningWorker:
             self._app.settings,
             worker=self._settings,
             grace=self._grace,
+            standalone=self._standalone,
         )
         return self._worker
 

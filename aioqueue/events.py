@@ -84,6 +84,25 @@ class LeaseLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LoopBlocked(Event):
+    """User code blocks the event loop at `where` (file:line in function), or has done so (`over`) for `seconds`."""
+
+    where: str
+    seconds: float
+    over: bool
+    job_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobAbandoned(Event):
+    """User code ignores its cancellation; its outcome is written, its slot stays taken until it is over."""
+
+    job_id: UUID
+    task: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobsPromoted(Event):
     """Scheduled jobs fell due."""
 

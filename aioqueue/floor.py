@@ -19,7 +19,7 @@ LONG = 1.0
 
 
 class Snapshot(NamedTuple):
-    """`pg_current_snapshot()`: every XID from `xmax` on had not begun, of those below it `running` had not ended."""
+    """As tick.sql gives it: every XID from `xmax` on was taken after V was read, of those below it `running` had not ended."""
 
     xmax: int
     running: frozenset[int]
@@ -42,7 +42,7 @@ class LaneFloor(Generic[T]):
     long: float = LONG
     value: int = 0
     tie: T | None = None
-    _last_seen: int = 0
+    seen: int = 0
     _waiting: deque[tuple[int, int]] = field(default_factory=deque)
     _armed: int | None = None
     _first: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class LaneFloor(Generic[T]):
 
     def reset(self) -> None:
         """Start from zero: the server was restarted or failed over, or the clock went back."""
-        self.value, self.tie, self._armed, self._last_seen, self._reached = 0, None, None, 0, 0
+        self.value, self.tie, self._armed, self.seen, self._reached = 0, None, None, 0, 0
         self._waiting.clear()
         self._first.clear()
         self._aside.clear()
@@ -85,7 +85,7 @@ class LaneFloor(Generic[T]):
         for xid in [xid for xid in self._first if xid not in snapshot.running]:
             del self._first[xid]
         for xid in snapshot.running:
-            since, before = self._first.setdefault(xid, (now, self._last_seen))
+            since, before = self._first.setdefault(xid, (now, self.seen))
             if now - since > self.long:
                 self._aside.setdefault(xid, before)
         oldest = min((xid for xid in snapshot.running if xid not in self._aside), default=snapshot.xmax)
@@ -93,7 +93,7 @@ class LaneFloor(Generic[T]):
             self._armed = self._waiting.popleft()[1]
         if value > self.value and (not self._waiting or self._waiting[-1][1] < value):
             self._waiting.append((snapshot.xmax, value))
-        self._last_seen = value
+        self.seen = value
         self._reached = max(self._reached, value)
 
     def answer(self, asked: int, first: tuple[int, T] | None) -> None:
@@ -147,8 +147,10 @@ class Floors:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing was claimed since the last tick began and no further tick could move a floor."""
-        return not self._moved and all(floor.settled for floor in self._floors.values())
+        """Whether the last tick has read what was claimed before it, and no further tick could move a floor."""
+        return not self._moved and all(
+            floor.settled and self._claimed[lane] <= floor.seen for lane, floor in self._floors.items()
+        )
 
     def reset(self) -> None:
         """Start from zero everywhere; see `LaneFloor.reset`."""

@@ -16,17 +16,11 @@ from collections.abc import Callable, Sequence
 
 import psycopg
 
+from .clock import clock
 from .database import Database
 from .events import DatabaseLost, DatabaseRecovered, LeaseLost, Observers
 from .settings import LeaseSettings
 from .store import Store
-
-
-def clock() -> float:
-    """Seconds of a clock that goes on while the machine sleeps, where there is one."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
 
 
 class Heartbeat:
@@ -82,6 +76,10 @@ class Heartbeat:
         """Beat at once; until it is accepted, the lease is in doubt (the server was restarted or failed over)."""
         self._proven.clear()
         self._again.set()
+
+    def renewed(self, sent: float) -> None:
+        """A beat that the guard sent at `sent` was accepted; callable from any thread."""
+        self._deadline = max(self._deadline, sent + self._settings.lease * 5 / 6)
 
     async def register(self) -> None:
         """Write the worker's row under a new random identity. Raises psycopg.Error."""
@@ -142,13 +140,20 @@ class Heartbeat:
             self.refused()
 
     def _accepted(self, sent: float) -> None:
-        self._deadline = sent + self._settings.lease * 5 / 6
+        self.renewed(sent)
+        self._watch_deadline()
+        self._proven.set()
+
+    def _watch_deadline(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(
-            max(0.0, self._deadline - clock()), self._doubt, "the lease could not be renewed in time"
-        )
-        self._proven.set()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, self._deadline - clock()), self._overdue)
+
+    def _overdue(self) -> None:
+        if clock() < self._deadline:  # the guard has renewed it
+            self._watch_deadline()
+        else:
+            self._doubt("the lease could not be renewed in time")
 
     def _doubt(self, reason: str) -> None:
         if self._proven.is_set() or self._timer is not None:

@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import inspect
 import random
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
@@ -22,7 +23,7 @@ import psycopg
 from .context import JobContext, JobTransaction, current_job
 from .database import NoFreeConnection
 from .errors import InvalidPayload, InvalidResult, LeaseLost, TimeLimitExceeded, TransactionViolation
-from .events import JobLost, Observers
+from .events import JobAbandoned, JobLost, Observers
 from .job import Claimed
 from .outcome import (
     Cancel,
@@ -87,10 +88,31 @@ class Sink(Protocol):
 class Run:
     """One job in this process, from its claim until its slot is free again."""
 
-    __slots__ = ("cause", "in_user_code", "job", "limit", "put", "should_stop", "started", "task", "thread", "timers")
+    __slots__ = (
+        "abandoned",
+        "blocked",
+        "cause",
+        "definition",
+        "ends",
+        "in_user_code",
+        "job",
+        "limit",
+        "put",
+        "should_stop",
+        "started",
+        "task",
+        "thread",
+        "timers",
+    )
 
     def __init__(self, job: Claimed) -> None:
         self.job = job
+        self.definition: TaskDefinition | None = None
+        self.ends: float | None = None
+        """When its time limit is over, by time.monotonic(); None while no user code runs."""
+        self.blocked: str | None = None
+        """What the guard saw it do to the event loop."""
+        self.abandoned = False
         self.task: asyncio.Task[None] | None = None
         self.cause: Cause | None = None
         self.in_user_code = False
@@ -104,6 +126,13 @@ class Run:
     def ended_by(self, *causes: Cause) -> bool:
         """Whether the runtime has ended it for one of these causes (none given: for any)."""
         return self.cause is not None and (not causes or self.cause in causes)
+
+    def delay(self, error: BaseException) -> float | None:
+        """Seconds until it is tried again after `error`; None: dead."""
+        failures = self.job.failures
+        if self.definition is None or failures >= self.job.max_attempts:
+            return None
+        return self.definition.retry.delay(error, failures=failures, random=random.random)
 
 
 class Runner:
@@ -119,6 +148,7 @@ class Runner:
         concurrency: int,
         observers: Observers,
         freed: Callable[[], None],
+        abandoned: Callable[[], None],
     ) -> None:
         self.runs: dict[UUID, Run] = {}
         self._tasks = tasks
@@ -128,6 +158,7 @@ class Runner:
         self._concurrency = concurrency
         self._observers = observers
         self._freed = freed
+        self._abandoned = abandoned
         self._threads: ThreadPoolExecutor | None = None
 
     def start(self, job: Claimed) -> None:
@@ -158,8 +189,11 @@ class Runner:
 
     def _abandon(self, run: Run) -> None:
         """User code that ignores its cancellation: write how it ended; the slot stays taken until it is over."""
-        if run.in_user_code and not run.put and run.cause is not None:
+        if run.in_user_code and run.ended_by():
+            run.abandoned = True
             self._deliver(run, self._ended_by(run))
+            self._observers.emit(JobAbandoned(run.job.job_id, run.job.task, run.job.attempt))
+            self._abandoned()
 
     def _deliver(self, run: Run, outcome: Outcome) -> None:
         if not run.put:
@@ -174,11 +208,7 @@ class Runner:
         finally:
             for timer in run.timers:
                 timer.cancel()
-            if run.thread is None or run.thread.done():
-                self._free(run)
-            else:
-                # A thread cannot be stopped: it keeps its slot until it is over.
-                run.thread.add_done_callback(lambda _: self._free(run))
+            self._free(run)
 
     def _free(self, run: Run) -> None:
         self.runs.pop(run.job.job_id, None)
@@ -191,7 +221,7 @@ class Runner:
         if task is None:
             delay = min(60.0, 2.0 ** min(job.spared, 10)) * (0.5 + random.random() / 2)
             return Released(Reason.UNKNOWN_TASK, f"no task {job.task!r} is registered in this worker", delay)
-        definition = task.definition
+        definition = run.definition = task.definition
         try:
             args, kwargs = definition.payload.load(job.payload)
         except InvalidPayload as error:
@@ -225,9 +255,9 @@ class Runner:
             self._observers.emit(JobLost(run.job.job_id, run.job.task, run.job.attempt))
             return None
         except TransactionViolation as error:
-            return self._failed(run, definition, error, Reason.VIOLATION)
+            return self._failed(run, error, Reason.VIOLATION)
         except psycopg.Error as error:
-            return self._failed(run, definition, error, Reason.ERROR)
+            return self._failed(run, error, Reason.ERROR)
         if run.put:
             return None
         run.put = True
@@ -248,6 +278,7 @@ class Runner:
         run.started = loop.time()
         current_job.set(context)
         timer = loop.call_later(run.limit, self.stop, run, Cause.TIME_LIMIT)
+        run.ends = time.monotonic() + run.limit
         run.in_user_code = True
         try:
             if definition.is_async:
@@ -255,9 +286,10 @@ class Runner:
             else:
                 value = await self._in_thread(run, definition.fn, args, kwargs)
         except BaseException as error:
-            return self._raised(run, definition, error)
+            return self._raised(run, error)
         finally:
             run.in_user_code = False
+            run.ends = None
             timer.cancel()
             current_job.set(None)
             task = asyncio.current_task()
@@ -284,13 +316,12 @@ class Runner:
         except asyncio.CancelledError:
             if run.cause is None:
                 raise
-            # It was told by should_stop; what it still does is given the abandon limit.
-            await asyncio.wait([run.thread], timeout=self._limits.abandon)
-            if not run.thread.done():
-                raise
+            # should_stop has told it; a thread cannot be stopped, so it keeps its slot until it is over. After the abandon
+            # limit its outcome is written without it.
+            await asyncio.wait([run.thread])
             return _unwrap(run.thread.result())
 
-    def _raised(self, run: Run, definition: TaskDefinition, error: BaseException) -> Outcome:
+    def _raised(self, run: Run, error: BaseException) -> Outcome:
         """Turn what user code raised into an outcome."""
         if isinstance(error, asyncio.CancelledError):
             if run.ended_by():
@@ -312,24 +343,19 @@ class Runner:
                 run.cause = Cause.TIME_LIMIT
                 return self._ended_by(run, error)
             case _:
-                return self._failed(run, definition, error, Reason.ERROR)
+                return self._failed(run, error, Reason.ERROR)
 
-    def _failed(self, run: Run, definition: TaskDefinition, error: BaseException, reason: Reason) -> Failed:
-        failures = run.job.failures
-        delay = None
-        if failures < run.job.max_attempts:
-            delay = definition.retry.delay(error, failures=failures, random=random.random)
-        return Failed(reason, ErrorText.of(error), delay)
+    def _failed(self, run: Run, error: BaseException, reason: Reason) -> Failed:
+        return Failed(reason, ErrorText.of(error), run.delay(error))
 
     def _ended_by(self, run: Run, error: BaseException | None = None) -> Outcome:
         match run.cause:
             case Cause.TIME_LIMIT:
                 limit = TimeLimitExceeded(run.limit)
                 limit.__cause__ = error
-                task = self._tasks.get(run.job.task)
-                if task is None:
-                    return Released(Reason.INTERRUPTED, str(limit))
-                return self._failed(run, task.definition, limit, Reason.TIME_LIMIT)
+                if run.blocked is not None:
+                    limit.add_note(run.blocked)
+                return self._failed(run, limit, Reason.TIME_LIMIT)
             case Cause.CANCELLED:
                 return Cancelled("cancelled while it ran")
             case Cause.INTERRUPTED:

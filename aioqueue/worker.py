@@ -4,6 +4,7 @@
     ├── Heartbeat    beats; the last to stop                      renew.py
     ├── Recorder x2  outcomes in batches                          record.py
     ├── Maintenance  tick, promote, rescue                        maintenance/
+    ├── Guard        a thread: watches this loop                  guard.py
     ├── Claimer      free slots + wake-up or poll → claim         claim.py
     └── a job each   an asyncio task of its own                   run.py, transaction.py
 
@@ -25,10 +26,11 @@ from .claim import Claimer, Lanes
 from .database import Database
 from .events import Observers, WorkerStarted, WorkerStopped, WorkerStopping
 from .floor import Floors
+from .guard import Guard
 from .job import Claimed
 from .listen import Kind
 from .maintenance.service import Maintenance
-from .record import Recorder
+from .record import Recorder, encode
 from .renew import Heartbeat
 from .run import Cause, Runner
 from .settings import DEFAULT_QUEUE, Settings, WorkerSettings, parse_queues
@@ -65,8 +67,9 @@ class Slots:
         self.runner: Runner
         self.recorder: Recorder
         self._freed = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self.empty = asyncio.Event()
+        self.empty.set()
+        """Set while nothing runs, abandoned jobs apart."""
 
     @property
     def free(self) -> int:
@@ -81,18 +84,19 @@ class Slots:
 
     def start(self, job: Claimed) -> None:
         """Start a claimed job."""
-        self._empty.clear()
+        self.empty.clear()
         self.runner.start(job)
 
-    def freed(self) -> None:
-        """A run is over."""
-        self._freed.set()
-        if not self.runner.runs:
-            self._empty.set()
+    @property
+    def busy(self) -> int:
+        """Jobs that run, those apart that were given up on."""
+        return sum(not run.abandoned for run in self.runner.runs.values())
 
-    async def wait_empty(self) -> None:
-        """Wait until nothing runs."""
-        await self._empty.wait()
+    def freed(self) -> None:
+        """A run is over, or was given up on."""
+        self._freed.set()
+        if not self.busy:
+            self.empty.set()
 
     def known(self) -> Sequence[UUID]:
         """Every claimed job of this process that is not recorded yet."""
@@ -113,6 +117,7 @@ class Worker:
         *,
         worker: WorkerSettings,
         grace: float,
+        standalone: bool,
     ) -> None:
         self._database = database
         self._observers = observers
@@ -120,6 +125,10 @@ class Worker:
         self._settings = settings
         self._worker_settings = worker
         self._grace = grace
+        self._standalone = standalone
+        self.abandoned = 0
+        """Jobs that ignored their cancellation; a standalone worker stops then, an embedded one claims nothing more."""
+        self._give_up = asyncio.Event()
         queues = parse_queues(worker.queues)
         if not queues:
             queues = dict.fromkeys([DEFAULT_QUEUE, *sorted({t.definition.queue for t in tasks.values()})], 1)
@@ -147,6 +156,7 @@ class Worker:
             concurrency=worker.concurrency,
             observers=observers,
             freed=slots.freed,
+            abandoned=self._job_abandoned,
         )
         self.heartbeat = Heartbeat(
             database,
@@ -193,6 +203,16 @@ class Worker:
             put=recorder.put,
             claimed=self._maintenance.claimed,
         )
+        self._guard = Guard(
+            database.conninfo,
+            store,
+            observers,
+            lease=settings.lease,
+            limits=settings.limits,
+            heartbeat=self.heartbeat,
+            runs=lambda: list(runner.runs.values()),
+            encode=lambda job, outcome: encode(job, outcome).text,
+        )
 
     @property
     def running(self) -> int:
@@ -217,11 +237,12 @@ class Worker:
             records = [group.create_task(self._recorder.run(), name="aioqueue recorder") for _ in range(RECORDERS)]
             upkeep = group.create_task(self._maintenance.run(), name="aioqueue maintenance")
             claims = group.create_task(self._claimer.run(), name="aioqueue claimer")
+            self._guard.start()
             self._wake_ups.on_ready(self._claimer.wake)
             self._observers.emit(WorkerStarted(self.heartbeat.worker, self.queues, self._worker_settings.concurrency))
             self.started.set()
             try:
-                await self._wait_stop()
+                await self._wait_stop(claims)
             finally:
                 self._wake_ups.off_ready(self._claimer.wake)
                 # An enclosing anyio scope would cancel again at every await; the stop is bounded by its own limits.
@@ -230,18 +251,21 @@ class Worker:
                     for loop in (*records, upkeep, beats):
                         loop.cancel()
                     await asyncio.wait([*records, upkeep, beats])
+                    await self._guard.stop()
                     with contextlib.suppress(psycopg.Error):
                         await self.heartbeat.resign()
                     self._runner.close()
         self._observers.emit(WorkerStopped(self.heartbeat.worker))
 
-    async def _wait_stop(self) -> None:
+    async def _wait_stop(self, claims: asyncio.Task[None]) -> None:
         if not self._worker_settings.drain:
+            await _first_of(self._stopping, self._give_up)
+            claims.cancel()
             await self._stopping.wait()
             return
         while not self._stopping.is_set():
             await self._claimer.found_nothing.wait()
-            await self._slots.wait_empty()
+            await self._slots.empty.wait()
             await self._recorder.wait_idle()
             if self._claimer.found_nothing.is_set() and not self.running:
                 return
@@ -252,7 +276,7 @@ class Worker:
         await asyncio.wait([claims])
         self._observers.emit(WorkerStopping(self.heartbeat.worker, self.running, self._grace))
         await self._wait_empty(self._grace, unless=self._hurry)
-        if self.running:
+        if self._slots.busy:
             self._runner.stop_all(Cause.INTERRUPTED)
             await self._wait_empty(self._settings.limits.abandon + 1.0)
         with contextlib.suppress(TimeoutError):
@@ -261,14 +285,16 @@ class Worker:
 
     async def _wait_empty(self, seconds: float, *, unless: asyncio.Event | None = None) -> None:
         """Wait until nothing runs, at most so long; a set event ends the wait."""
-        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._slots.wait_empty())]
-        if unless is not None:
-            waits.append(asyncio.ensure_future(unless.wait()))
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await _first_of(self._slots.empty, *([] if unless is None else [unless]))
+
+    def _job_abandoned(self) -> None:
+        self.abandoned += 1
+        self._slots.freed()
+        self._give_up.set()
+        if self._standalone:
+            self.stop()
 
     def _lease_lost(self, worker: int, _reason: str) -> None:
         for run in list(self._runner.runs.values()):
@@ -284,3 +310,13 @@ class Worker:
     def _ready(self) -> None:
         self._claimer.wake()
         self._wake_ups.hint("ready")
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

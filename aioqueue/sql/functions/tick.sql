@@ -1,9 +1,11 @@
 -- tick: what a worker must know about 20 times a second while busy, once a poll when idle; changes nothing but V and
 -- requests to cancel that have no job left.
--- Order matters: V of each lane is published and read FIRST, the snapshot is taken in a later statement, and the floor's
--- question (is a ready row visible from (from_vt, from_id) up to to_vt?) is asked last. The other order would lose the
--- job of a transaction that starts in between. p_to_vts[i] NULL: no question for that lane.
--- scheduled is asked the same way, in microseconds since 1970: its clock is read before the snapshot too.
+-- Order matters. V of each lane is read FIRST (and the clock, which is that of scheduled). Then the tick takes an XID of its
+-- own: whoever takes a later one reads V after us. Then comes the snapshot, in a later statement, and last the floor's
+-- question (is a ready row visible from (from_vt, from_id) up to to_vt? p_to_vts[i] NULL: not asked). Any other order would
+-- lose the job of a transaction that starts in between. V is published at the end, since that would take the XID too early.
+-- snapshot is pg_current_snapshot() with our XID as its xmax: its own is one above the last XID that ENDED, and the newest
+-- transactions run from there on without being named; here they are. scheduled is asked in microseconds since 1970.
 -- Rows of live claimed by a transaction still in flight are visible as ready, so a claim that rolls back is never below a floor.
 CREATE OR REPLACE FUNCTION aioqueue.tick(
     p_worker bigint, p_lanes bigint[], p_claimed_vts bigint[], p_from_vts bigint[], p_from_ids uuid[], p_to_vts bigint[],
@@ -16,17 +18,19 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    i integer; v bigint; found_vt bigint; found_id uuid;
+    i integer; found_vt bigint; found_id uuid; own bigint; seen pg_snapshot;
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     vts := '{}'; first_vts := '{}'; first_ids := '{}';
     FOR i IN 1..cardinality(p_lanes) LOOP
-        PERFORM aioqueue.publish(p_lanes[i], p_claimed_vts[i]);
-        v := aioqueue.virtual_time(p_lanes[i]);
-        vts := vts || v;
+        vts := vts || aioqueue.virtual_time(p_lanes[i]);
     END LOOP;
     clock := clock_timestamp();
-    snapshot := pg_current_snapshot()::text;
+    own := pg_current_xact_id()::text::bigint;
+    seen := pg_current_snapshot();
+    snapshot := pg_snapshot_xmin(seen)::text || ':' || own || ':' || array_to_string(ARRAY(
+        SELECT x::text FROM pg_snapshot_xip(seen) AS x
+        UNION ALL SELECT x::text FROM generate_series(pg_snapshot_xmax(seen)::text::bigint, own - 1) AS x), ',');
     FOR i IN 1..cardinality(p_lanes) LOOP
         found_vt := NULL; found_id := NULL;
         IF p_to_vts[i] IS NOT NULL THEN
@@ -47,6 +51,9 @@ BEGIN
         DELETE FROM aioqueue.cancel c WHERE c.worker = p_worker
            AND NOT EXISTS (SELECT FROM aioqueue.live l WHERE l.job_id = c.job_id AND l.worker = p_worker);
     END IF;
+    FOR i IN 1..cardinality(p_lanes) LOOP
+        PERFORM aioqueue.publish(p_lanes[i], p_claimed_vts[i]);
+    END LOOP;
     timeline := left(pg_walfile_name(pg_current_wal_lsn()), 8);
     server_start := pg_postmaster_start_time();
 END $$;

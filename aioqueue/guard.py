@@ -1,0 +1,234 @@
+"""Watches the event loop from a thread of its own, with a connection of its own: what the loop cannot do while it is blocked.
+
+While user code blocks the loop, the guard renews the worker's lease, names the job and the line that block, and writes the
+fenced time-out of a job that is past its limit and the abandon limit. Other jobs keep their lease. It never ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+import psycopg
+
+from .clock import clock
+from .events import JobLost, JobRecorded, LoopBlocked, Observers
+from .job import Claimed
+from .outcome import ErrorText, Failed, Reason
+from .settings import LeaseSettings, LimitSettings
+from .store import Store
+
+logger = logging.getLogger("aioqueue")
+
+BLOCKED_AFTER = 1.0
+"""Seconds without a turn after which the loop counts as blocked."""
+
+
+class GuardedRun(Protocol):
+    """A run as the guard sees it."""
+
+    job: Claimed
+    task: asyncio.Task[None] | None
+    limit: float
+    put: bool
+    blocked: str | None
+
+    @property
+    def ends(self) -> float | None:
+        """When its time limit is over, by time.monotonic(); None while no user code runs."""
+        ...
+
+    def delay(self, error: BaseException) -> float | None:
+        """Seconds until it is tried again after `error`; None: dead."""
+        ...
+
+
+class Renewed(Protocol):
+    """The lease, as the guard renews it."""
+
+    @property
+    def worker(self) -> int:
+        """The worker's identity."""
+        ...
+
+    def renewed(self, sent: float) -> None:
+        """A beat sent at that time was accepted; callable from any thread."""
+        ...
+
+    def refused(self) -> None:
+        """The worker was declared dead; to be called on the loop."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What blocks the loop."""
+
+    run: GuardedRun | None
+    where: str
+    stack: str
+
+
+class Guard:
+    """The guard of one worker."""
+
+    def __init__(
+        self,
+        conninfo: str,
+        store: Store,
+        observers: Observers,
+        *,
+        lease: LeaseSettings,
+        limits: LimitSettings,
+        heartbeat: Renewed,
+        runs: Callable[[], Iterable[GuardedRun]],
+        encode: Callable[[Claimed, Failed], str],
+    ) -> None:
+        self._conninfo = conninfo
+        self._store = store
+        self._observers = observers
+        self._lease = lease
+        self._limits = limits
+        self._heartbeat = heartbeat
+        self._runs = runs
+        self._encode = encode
+        self._loop: asyncio.AbstractEventLoop
+        self._loop_thread = 0
+        self._turned = time.monotonic()
+        self._beat_at = 0.0
+        self._reported: tuple[float, str] | None = None
+        self._conn: psycopg.Connection[Any] | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="aioqueue guard", daemon=True)
+
+    @property
+    def lag(self) -> float:
+        """Seconds since the loop last turned."""
+        return time.monotonic() - self._turned
+
+    def start(self) -> None:
+        """Start the thread; to be called on the loop that is guarded."""
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._turned = time.monotonic()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Stop the thread and close its connection."""
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join, 2.0)
+
+    def _run(self) -> None:
+        pause = min(0.25, self._lease.beat_seconds / 4)
+        while not self._stop.wait(pause):
+            try:
+                self._loop.call_soon_threadsafe(self._turn)
+            except RuntimeError:  # the loop is closed
+                break
+            try:
+                self._look()
+            except psycopg.Error as error:
+                logger.debug("guard: %s", error)
+                self._close()
+            except Exception:
+                logger.exception("guard failed; it goes on")
+        self._close()
+
+    def _turn(self) -> None:
+        self._turned = time.monotonic()
+
+    def _look(self) -> None:
+        """One look: keep the connection, and see to a blocked loop."""
+        conn = self._connect()
+        if self.lag < BLOCKED_AFTER:
+            if self._reported is not None:
+                since, where = self._reported
+                self._reported = None
+                self._emit(LoopBlocked(where, time.monotonic() - since, over=True))
+            return
+        self._report(block := self._find_block())
+        sent = clock()
+        if sent - self._beat_at >= self._lease.beat_seconds / 2:
+            self._beat_at = sent
+            row = conn.execute(
+                self._store.sql["beat"], (self._heartbeat.worker, self._lease.lease, len(list(self._runs())))
+            ).fetchone()
+            if row is not None and row[0]:
+                self._heartbeat.renewed(sent)
+            else:
+                self._loop.call_soon_threadsafe(self._heartbeat.refused)
+        now = time.monotonic()
+        for run in list(self._runs()):
+            if run.ends is not None and now > run.ends + self._limits.abandon and not run.put:
+                self._time_out(conn, run, block)
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        if self._conn is None or self._conn.closed:
+            self._conn = psycopg.connect(self._conninfo, autocommit=True)
+        return self._conn
+
+    def _close(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()
+
+    def _report(self, block: _Block) -> None:
+        """Say what blocks, once per block and line."""
+        if block.run is not None:
+            block.run.blocked = f"it blocked the event loop for {self.lag:.1f} s at {block.where}"
+        if self._reported is None or self._reported[1] != block.where:
+            self._reported = (self._turned if self._reported is None else self._reported[0], block.where)
+            job = "no job" if block.run is None else f"job {block.run.job.job_id} ({block.run.job.task})"
+            logger.warning("the event loop has been blocked for %.1f s by %s at %s", self.lag, job, block.where)
+            job_id = None if block.run is None else block.run.job.job_id
+            self._emit(LoopBlocked(block.where, self.lag, over=False, job_id=job_id))
+
+    def _find_block(self) -> _Block:
+        """Name the job whose task runs now and the innermost line of user code."""
+        frame = sys._current_frames().get(self._loop_thread)
+        try:
+            task = asyncio.current_task(self._loop)
+        except RuntimeError:
+            task = None
+        run = next((run for run in self._runs() if run.task is task and task is not None), None)
+        stack = "".join(traceback.format_stack(frame)[-20:]) if frame is not None else ""
+        return _Block(run, _innermost(frame), stack)
+
+    def _time_out(self, conn: psycopg.Connection[Any], run: GuardedRun, block: _Block) -> None:
+        """Write the fenced time-out of a job that the blocked loop cannot end."""
+        run.put = True
+        message = f"the job ran longer than its time limit of {run.limit:g} s"
+        if run.blocked is not None:
+            message += f"; {run.blocked}"
+        error = ErrorText("aioqueue.errors.TimeLimitExceeded", message, block.stack if block.run is run else None)
+        outcome = Failed(Reason.TIME_LIMIT, error, run.delay(TimeoutError(message)))
+        try:
+            rows = conn.execute(self._store.sql["record"], (run.job.worker, f"[{self._encode(run.job, outcome)}]")).fetchall()
+        except psycopg.Error:
+            run.put = False
+            raise
+        job = run.job
+        if rows:
+            self._emit(JobRecorded(job.job_id, job.task, job.tenant, job.attempt, rows[0][1], 0.0, message))
+        else:
+            self._emit(JobLost(job.job_id, job.task, job.attempt))
+
+    def _emit(self, event: Any) -> None:
+        self._loop.call_soon_threadsafe(self._observers.emit, event)
+
+
+def _innermost(frame: FrameType | None) -> str:
+    """Return 'file:line in function' of the innermost frame outside the standard library's event loop."""
+    if frame is None:
+        return "an unknown place"
+    while frame.f_back is not None and "/asyncio/" in frame.f_code.co_filename:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
