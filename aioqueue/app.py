@@ -105,6 +105,16 @@ class AioQueue(TaskRegistry):
     # -- opening and closing ------------------------------------------------------------------------------------------
 
     @property
+    def dsn(self) -> str | None:
+        """The DSN that the app was given; None: it looks for one when it is opened."""
+        return self._dsn
+
+    @property
+    def data_dir(self) -> Path | None:
+        """The directory of the embedded server that the app was given; None: the default one."""
+        return self._data_dir
+
+    @property
     def is_open(self) -> bool:
         """Whether the app is open in this process."""
         return self._database is not None and self._pid == os.getpid()

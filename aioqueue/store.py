@@ -7,17 +7,17 @@ schema's name and turns rows into nouns. It runs no loop, opens no connection an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from psycopg import AsyncConnection, AsyncCursor, sql
-from psycopg.rows import TupleRow, tuple_row
+from psycopg.rows import TupleRow, dict_row, tuple_row
 
 from .floor import Snapshot
-from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
+from .job import PRIORITIES, AttemptError, Claimed, JobState, JobStatus, NewJob, Position, lane
 from .settings import check_schema_name
 from .sql import as_sql, statements
 
@@ -107,6 +107,14 @@ class EndedJob:
     error_message: str | None
 
 
+class JobPage(NamedTuple):
+    """Some jobs, how many were looked at for them, and the id of the last one looked at (of the newest only)."""
+
+    jobs: list[dict[str, Any]]
+    scanned: int
+    last: UUID | None
+
+
 def _array(values: Iterable[object]) -> str:
     # An array literal of numbers or uuids; psycopg's own array dumper costs more than the statement.
     return "{" + ",".join("NULL" if value is None else str(value) for value in values) + "}"
@@ -141,6 +149,10 @@ class Store:
         """Run one of the statements; rows are tuples, whatever the caller's connection makes of its own."""
         cursor = conn.cursor(row_factory=tuple_row)
         return await cursor.execute(self.sql[name], params)
+
+    async def _dicts(self, conn: AsyncConnection[Any], name: str, params: Mapping[str, object]) -> list[dict[str, Any]]:
+        cursor = await conn.cursor(row_factory=dict_row).execute(self.sql[name], params)
+        return await cursor.fetchall()
 
     async def _value(self, conn: AsyncConnection[Any], name: str, *params: object) -> Any:
         row = await (await self.execute(conn, name, params)).fetchone()
@@ -275,9 +287,12 @@ class Store:
         ]
 
     async def set_local(self, conn: AsyncConnection[Any], values: dict[str, str]) -> None:
-        """Set settings for the current transaction only."""
+        """Set settings for the current transaction only; keeps the role as it is now, for check_transaction."""
         calls = sql.SQL(", ").join([sql.SQL("set_config(%s, %s, true)")] * len(values))
-        await conn.execute(sql.SQL("SELECT {}").format(calls), [part for pair in values.items() for part in pair])
+        await conn.execute(
+            sql.SQL("SELECT set_config('aioqueue_job.role', current_setting('role'), true), {}").format(calls),
+            [part for pair in values.items() for part in pair],
+        )
 
     async def register_worker(
         self,
@@ -355,3 +370,69 @@ class Store:
         """Return those of the transactions (pg_current_xact_id) that have ended."""
         cursor = await self.execute(conn, "ended_transactions", (_array(xids),))
         return {int(row[0]) for row in await cursor.fetchall()}
+
+    # What people read, as rows of named columns; see sql/statements/. Made for the worker's role.
+
+    async def list_jobs(
+        self,
+        conn: AsyncConnection[Any],
+        *,
+        state: str | None = None,
+        queue: str | None = None,
+        tenant: str | None = None,
+        task: str | None = None,
+        before: UUID | None = None,
+        window: int,
+        limit: int,
+    ) -> JobPage:
+        """Up to `limit` jobs among the `window` first ones of a state (None: the newest of all).
+
+        Order: newest first; ready ones as they will be claimed, scheduled ones by their time, dead and cancelled ones by
+        their end. `before`: only jobs with a lower id (not for ready, running, scheduled, dead, cancelled).
+        """
+        filters: dict[str, object] = {"queue": queue, "tenant": tenant, "task": task, "window": window, "limit": limit}
+        if state in (JobState.READY, JobState.RUNNING):
+            lanes = None if queue is None else _array(lane(queue, priority) for priority in PRIORITIES)
+            rows = await self._dicts(conn, "list_live", {**filters, "lanes": lanes, "running": state == JobState.RUNNING})
+        elif state == JobState.SCHEDULED:
+            rows = await self._dicts(conn, "list_scheduled", filters)
+        elif state in (JobState.DEAD, JobState.CANCELLED):
+            rows = await self._dicts(conn, "list_ended", {**filters, "state": str(state)})
+        else:
+            rows = await self._dicts(conn, "list_newest", {**filters, "before": before, "state": state})
+        scanned, last = (rows[0]["scanned"], rows[0]["last"]) if rows else (0, None)
+        jobs = [{name: value for name, value in row.items() if name not in ("scanned", "last")} for row in rows if row["id"]]
+        return JobPage(jobs, scanned, last)
+
+    async def show_job(self, conn: AsyncConnection[Any], job_id: UUID) -> dict[str, Any] | None:
+        """All that is known of one job, with payload and result; None: unknown."""
+        rows = await self._dicts(conn, "show_job", {"id": job_id})
+        return rows[0] if rows else None
+
+    async def list_attempts(self, conn: AsyncConnection[Any], job_id: UUID, *, limit: int) -> list[dict[str, Any]]:
+        """The job's attempts that did not succeed, the latest first."""
+        return await self._dicts(conn, "list_attempts", {"id": job_id, "limit": limit})
+
+    async def count_lanes(self, conn: AsyncConnection[Any], *, cap: int) -> list[dict[str, Any]]:
+        """Ready and running jobs of each queue and priority, each lane counted up to `cap`."""
+        return await self._dicts(conn, "count_lanes", {"cap": cap})
+
+    async def count_tenants(self, conn: AsyncConnection[Any], *, cap: int, limit: int) -> list[dict[str, Any]]:
+        """The tenants with most ready jobs, each lane counted up to `cap`."""
+        return await self._dicts(conn, "count_tenants", {"cap": cap, "limit": limit})
+
+    async def count_scheduled(self, conn: AsyncConnection[Any], *, cap: int) -> dict[str, Any]:
+        """Scheduled jobs up to `cap`, those of them that wait to be retried, and the next one's time."""
+        return (await self._dicts(conn, "count_scheduled", {"cap": cap}))[0]
+
+    async def count_unknown_tasks(self, conn: AsyncConnection[Any], *, cap: int) -> list[dict[str, Any]]:
+        """Jobs that wait because no worker that claimed them knew their task, by name."""
+        return await self._dicts(conn, "count_unknown_tasks", {"cap": cap})
+
+    async def list_workers(self, conn: AsyncConnection[Any], *, cap: int) -> list[dict[str, Any]]:
+        """The workers that have a row, with the jobs they hold, each lane counted up to `cap`."""
+        return await self._dicts(conn, "list_workers", {"cap": cap})
+
+    async def list_handed_back(self, conn: AsyncConnection[Any], *, cap: int, limit: int) -> list[dict[str, Any]]:
+        """Jobs that were handed back more than 20 times in a row, among the first `cap` of each place."""
+        return await self._dicts(conn, "list_handed_back", {"cap": cap, "limit": limit})
