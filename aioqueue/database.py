@@ -99,6 +99,7 @@ class Database:
         self.conninfo = connection_string(dsn)
         self._pool: AsyncConnectionPool[AsyncConnection[TupleRow]] | None = None
         self._jobs = asyncio.Semaphore(settings.size - RESERVED)
+        self._lent: set[AsyncConnection[TupleRow]] = set()
         self.waiting = 0
         """Jobs that wait for a connection now; while there are any, the claimer asks for no more than there are free."""
 
@@ -163,9 +164,18 @@ class Database:
                     conn = await stack.enter_async_context(self._opened().connection())
                 except psycopg.OperationalError as error:
                     raise NoFreeConnection(f"no connection to the database: {error}") from error
-                yield conn
+                self._lent.add(conn)
+                try:
+                    yield conn
+                finally:
+                    self._lent.discard(conn)
         finally:
             self._jobs.release()
+
+    def sever_jobs(self) -> None:
+        """Shut the connections of all jobs' transactions: the lease is over, they must not commit."""
+        for conn in self._lent:
+            sever(conn)
 
     async def connect(self) -> AsyncConnection[TupleRow]:
         """Open one connection outside the pool, for the listener."""

@@ -39,6 +39,7 @@ class Heartbeat:
         tasks: Sequence[dict[str, object]],
         running: Callable[[], int],
         lost: Callable[[int, str], None],
+        over: Callable[[], None],
     ) -> None:
         self.worker = 0
         self._database = database
@@ -51,11 +52,13 @@ class Heartbeat:
         self._tasks = list(tasks)
         self._running = running
         self._lost = lost
+        self._over = over
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._proven = asyncio.Event()
         self._again = asyncio.Event()
         self._dead = False
+        self._doubted = False
 
     @property
     def proven(self) -> bool:
@@ -141,6 +144,7 @@ class Heartbeat:
 
     def _accepted(self, sent: float) -> None:
         self.renewed(sent)
+        self._doubted = False
         self._watch_deadline()
         self._proven.set()
 
@@ -154,9 +158,15 @@ class Heartbeat:
             self._watch_deadline()
         else:
             self._doubt("the lease could not be renewed in time")
+            self._timer = asyncio.get_running_loop().call_later(self._settings.lease / 6, self._end)
+
+    def _end(self) -> None:
+        if not self.proven:
+            self._over()
 
     def _doubt(self, reason: str) -> None:
-        if self._proven.is_set() or self._timer is not None:
+        if not self._doubted:
+            self._doubted = True
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None

@@ -19,7 +19,7 @@ from psycopg import AsyncConnection, AsyncTransaction
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 
-from .context import JobTransaction
+from .context import JobTransaction, current_job
 from .database import Database, NoFreeConnection, connection_lost, deadline
 from .errors import LeaseLost, TransactionViolation
 from .job import Claimed
@@ -203,7 +203,11 @@ class JobTransactions:
     async def short(self, job: Claimed, seconds: float) -> AsyncIterator[JobTransaction]:
         """A short transaction of a task that holds nothing; committed at the end of the block if the job is still ours."""
         async with self._begun(job, seconds, None) as opened:
-            yield opened.face
+            outer = current_job.set(opened.face)
+            try:
+                yield opened.face
+            finally:
+                current_job.reset(outer)
             await opened.confirm()
         if opened.face.enqueued:
             self._committed()

@@ -177,6 +177,7 @@ class Worker:
             ],
             running=lambda: len(runner.runs),
             lost=self._lease_lost,
+            over=self._lease_over,
         )
         self._maintenance = Maintenance(
             database,
@@ -187,6 +188,7 @@ class Worker:
             lease=settings.lease,
             worker=lambda: self.heartbeat.worker,
             ready=self._ready,
+            rescued=self._rescued,
             cancel=self._cancel,
             restarted=self.heartbeat.prove,
         )
@@ -310,6 +312,14 @@ class Worker:
     def _ready(self) -> None:
         self._claimer.wake()
         self._wake_ups.hint("ready")
+
+    def _rescued(self) -> None:
+        self._ready()
+        self._wake_ups.hint("done")  # some may be dead now
+
+    def _lease_over(self) -> None:
+        # Whoever takes the jobs over may start them from now on: what still runs here must not reach the database.
+        self._database.sever_jobs()
 
 
 async def _first_of(*events: asyncio.Event) -> None:

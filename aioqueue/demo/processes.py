@@ -37,7 +37,7 @@ class WorkerProcesses:
             "AIOQUEUE_DSN": dsn,
             LEASE_VARIABLE: str(LEASE),
         }
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._log: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by close()
         self._processes: set[asyncio.subprocess.Process] = set()
         self._stopping = False
 
@@ -88,11 +88,8 @@ class WorkerProcesses:
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - 4000))
         text = self._log.read().decode(errors="replace")
-        self._log.seek(0, os.SEEK_END)
         return text.strip() or "(nothing)"
 
     def close(self) -> None:
         """Let go of the output."""
         self._log.close()
-
-

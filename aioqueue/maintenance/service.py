@@ -36,6 +36,7 @@ class Maintenance:
         lease: LeaseSettings,
         worker: Callable[[], int],
         ready: Callable[[], None],
+        rescued: Callable[[], None],
         cancel: Callable[[Sequence[UUID]], None],
         restarted: Callable[[], None],
     ) -> None:
@@ -45,6 +46,7 @@ class Maintenance:
         self._lease = lease
         self._worker = worker
         self._ready = ready
+        self._rescued = rescued
         self._cancel = cancel
         self._ticker = Ticker(database, store, floors, worker=worker, restarted=restarted)
         self._promoter = Promoter(database, store, observers)
@@ -101,7 +103,7 @@ class Maintenance:
             self._next_rescue = now + self._lease.rescue_interval
             moved = await self._rescuer.rescue(self._worker()) if tick.losses else 0
             if moved + await self._rescuer.rescue_orphans():
-                self._ready()
+                self._rescued()
         if not self._floors.settled:
             return self._settings.tick
         return self._idle_pause(tick)

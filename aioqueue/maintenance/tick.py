@@ -55,6 +55,8 @@ class Ticker:
         """Read the clocks and move the floors. Raises psycopg.Error."""
         began = time.monotonic()
         full = began >= self._next_full_look
+        if full:
+            self._next_full_look = began + FULL_LOOK  # also when it fails: it must not stand in the way of the others
         floors = self._floors
         floors.begin_tick()
         questions = [

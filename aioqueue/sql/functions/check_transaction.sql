@@ -10,7 +10,8 @@ BEGIN
             THEN 'it ended the transaction that was opened for it (COMMIT or ROLLBACK in SQL)'
         WHEN pg_catalog.current_setting(p_setting, true) IS DISTINCT FROM p_tenant
             THEN 'it changed the setting ' || p_setting || ', which carries the tenant'
-        WHEN pg_catalog.current_setting('role', true) NOT IN ('none', '') THEN 'it changed the role (SET ROLE)'
+        WHEN pg_catalog.current_setting('role') IS DISTINCT FROM pg_catalog.current_setting('aioqueue_job.role', true)
+            THEN 'it changed the role (SET ROLE)'
         WHEN pg_catalog.current_setting('row_security') <> 'on' THEN 'it switched row_security off' END;
     IF what IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'AQ003', MESSAGE = 'the task broke its transaction: ' || what;
