@@ -3,4 +3,4 @@
 -- No row for one that is still open, or has not begun.
 SELECT u.xid::text
   FROM unnest(%s::text::xid8[]) AS u (xid)
- WHERE pg_catalog.pg_visible_in_snapshot(u.xid, pg_catalog.pg_current_snapshot())
+ WHERE pg_catalog.pg_visible_in_snapshot(u.xid, pg_catalog.pg_current_snapshot());
