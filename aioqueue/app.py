@@ -386,6 +386,11 @@ class AioQueue(TaskRegistry):
 
     # The worker's side of wake-ups.
 
+    @property
+    def listening(self) -> bool:
+        """Whether LISTEN is in force."""
+        return self._listener.connected
+
     def hint(self, kind: Kind) -> None:
         """Say that there may be work, or that jobs have ended."""
         self._notifier.hint(kind)
@@ -421,6 +426,10 @@ class RunningWorker:
     def running(self) -> int:
         """Jobs that run now."""
         return 0 if self._worker is None else self._worker.running
+
+    def problems(self) -> list[str]:
+        """Say what keeps the worker from its work now; empty when all is well."""
+        return ["the worker has not started yet"] if self._worker is None else self._worker.problems()
 
     @property
     def abandoned(self) -> int:

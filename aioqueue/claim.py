@@ -133,6 +133,8 @@ class Claimer:
         self._unanswered: float | None = None
         self.turned = time.monotonic()
         """When the loop last came round, by the monotonic clock."""
+        self.waits_for_slots = False
+        """Whether it stands still because every slot is taken."""
         self.found_nothing = asyncio.Event()
         """Set by each claim that found nothing ready, cleared by each that found something."""
 
@@ -148,7 +150,10 @@ class Claimer:
             if not backlog:
                 await self._wait_wake_up()
             self._wake_up.clear()
+            self.waits_for_slots = True
             await self._slots.wait_free()
+            self.waits_for_slots = False
+            self.turned = time.monotonic()
             await self._wait_room()
             await self._lease.wait_proven()
             if self._unanswered is not None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 from uuid import UUID
@@ -39,12 +40,19 @@ from .task import Task
 from .transaction import JobTransactions
 from .version import VERSION
 
+STANDSTILL = 5.0
+"""Seconds beyond the poll interval after which a claim loop that has not turned counts as stuck."""
 RECORDERS = 2
 """Writes of outcomes in flight at once."""
 
 
 class WakeUps(Protocol):
     """The app's side of wake-ups: hints out, hints in."""
+
+    @property
+    def listening(self) -> bool:
+        """Whether LISTEN is in force."""
+        ...
 
     def hint(self, kind: Kind) -> None:
         """Say that there may be work, or that jobs have ended."""
@@ -220,6 +228,24 @@ class Worker:
     def running(self) -> int:
         """Jobs that run now."""
         return len(self._runner.runs)
+
+    def problems(self) -> list[str]:
+        """Say what keeps the worker from its work now; empty when all is well."""
+        found = []
+        if not self.started.is_set():
+            found.append("the worker has not started yet")
+        elif not self.heartbeat.proven:
+            found.append("the lease is in doubt: no beat was accepted in time")
+        if self.abandoned:
+            found.append(f"{self.abandoned} jobs ignored their cancellation; the worker claims nothing more")
+        elif self._stopping.is_set():
+            found.append("the worker is stopping")
+        stands = time.monotonic() - self._claimer.turned
+        if stands > STANDSTILL + self._worker_settings.poll and not self._claimer.waits_for_slots:
+            found.append(f"the claim loop has not turned for {stands:.0f} s")
+        if not self._wake_ups.listening:
+            found.append("the listener is not connected: work is found by polling only")
+        return found
 
     def stop(self, *, hurry: bool = False) -> None:
         """Ask the worker to stop: drain for the grace period; `hurry` ends what runs now and hands it back, spared."""
