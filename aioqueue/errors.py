@@ -124,7 +124,8 @@ class JobFailed(ResultError):
         self.attempt = attempt
         self.error_type = error_type
         self.error_message = error_message
-        super().__init__(job_id, f"job {job_id} is dead after attempt {attempt}: {error_type}: {error_message}")
+        reason = ": ".join(text for text in (error_type, error_message) if text)
+        super().__init__(job_id, f"job {job_id} is dead after attempt {attempt}: {reason}")
 
 
 class JobCancelled(ResultError):

@@ -36,7 +36,7 @@ CREATE TABLE demo.orders (
 """
 _FILL: LiteralString = """
 INSERT INTO demo.invoices (tenant_id, number, cents)
-SELECT t, n, 100 + (n * 7919 + t * 104729) % 99900
+SELECT t, n, 100 + mod(n * 7919 + t * 104729, 99900)
   FROM generate_series(1, %(tenants)s::integer) AS t, generate_series(1, %(largest)s::integer / t) AS n
 """
 _PROTECT: LiteralString = """

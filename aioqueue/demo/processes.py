@@ -24,7 +24,7 @@ class WorkersFailed(Exception):
 
 
 class WorkerProcesses:
-    """A number of worker processes; `run` keeps that number up until `stop`."""
+    """A number of worker processes; `run` keeps that number up, and ends once all have ended after `stop`."""
 
     def __init__(self, dsn: str, number: int) -> None:
         self.number = number
@@ -37,9 +37,9 @@ class WorkerProcesses:
             "AIOQUEUE_DSN": dsn,
             LEASE_VARIABLE: str(LEASE),
         }
-        self._log: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed by close()
+        self._log: IO[bytes] = tempfile.TemporaryFile("a+b")
         self._processes: set[asyncio.subprocess.Process] = set()
-        self._stopping = False
+        self._asked_to_stop = asyncio.Event()
 
     async def run(self) -> None:
         """Keep the processes running. Raises WorkersFailed."""
@@ -48,7 +48,7 @@ class WorkerProcesses:
                 group.create_task(self._keep_one())
 
     async def _keep_one(self) -> None:
-        while not self._stopping:
+        while True:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *COMMAND,
@@ -70,14 +70,15 @@ class WorkerProcesses:
                 self._processes.discard(process)
             if code == POISON_EXIT:
                 self.killed += 1
-            elif self._stopping:
+            elif self._asked_to_stop.is_set():
                 self.exits.append(code)
+                return
             else:
                 raise WorkersFailed(f"a worker process ended with status {code}; its output:\n{self.output()}")
 
     def stop(self) -> None:
         """Ask all to stop, as a deployment does: SIGTERM."""
-        self._stopping = True
+        self._asked_to_stop.set()
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
