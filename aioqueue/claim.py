@@ -7,6 +7,7 @@ claim without an answer may have taken, it looks up and hands back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ import psycopg
 from .database import Database
 from .events import DatabaseLost, DatabaseRecovered, JobClaimed, Observers
 from .floor import Floors
-from .job import PRIORITIES, Claimed, lane
+from .job import PRIORITIES, SUSPECT, Claimed, lane
 from .outcome import Outcome, Reason, Released
 from .settings import WorkerSettings
 from .store import WORKER_DEAD, LaneScan, Store
@@ -27,6 +28,8 @@ LOWEST_FIRST = 20
 """One claim in so many starts at the lowest priority, so that it is never starved."""
 GATHER = 0.01
 """Seconds to wait for more free slots while there is a backlog: a claim of one costs as much as a claim of fifty."""
+SUSPECT_PATIENCE = (1.0, 5.0)
+"""Seconds, at random, that a busy worker leaves a ready suspect to others before it drains to run it alone."""
 UNANSWERED = 15.0
 """Seconds after a claim without an answer in which the server may still be committing it (its statement_timeout is 5 s)."""
 
@@ -40,8 +43,12 @@ class Lanes:
         self._turn = 0
 
     def all(self) -> list[int]:
-        """Return every lane."""
+        """Return every lane but the suspects'."""
         return list(self._lanes.values())
+
+    def suspects(self) -> list[int]:
+        """Return the suspect lane of each queue."""
+        return [lane(queue, SUSPECT) for queue in self._weights]
 
     def scans(self, floors: Floors, limit: int) -> list[LaneScan]:
         """Return the lanes for one claim: by priority, within one the queues in turn, each with its share of `limit`."""
@@ -85,6 +92,11 @@ class Slots(Protocol):
     @property
     def free(self) -> int:
         """Jobs that could be started now."""
+        ...
+
+    @property
+    def empty(self) -> asyncio.Event:
+        """Set while nothing runs."""
         ...
 
     async def wait_free(self) -> None:
@@ -131,6 +143,7 @@ class Claimer:
         self._claimed = claimed
         self._wake_up = asyncio.Event()
         self._unanswered: float | None = None
+        self._drain_for_suspect: float | None = None
         self.turned = time.monotonic()
         """When the loop last came round, by the monotonic clock."""
         self.waits_for_slots = False
@@ -148,7 +161,7 @@ class Claimer:
         while True:
             self.turned = time.monotonic()
             if not backlog:
-                await self._wait_wake_up()
+                await _wait_at_most(self._wake_up, self._settings.poll)
             self._wake_up.clear()
             self.waits_for_slots = True
             await self._slots.wait_free()
@@ -158,6 +171,12 @@ class Claimer:
             await self._lease.wait_proven()
             if self._unanswered is not None:
                 await self._hand_back_unknown()
+            if self._floors.suspect_ready:
+                if await self._run_suspect():
+                    backlog = True
+                    continue
+            else:
+                self._drain_for_suspect = None
             if backlog and self._slots.free < self._settings.concurrency // 4:
                 await asyncio.sleep(GATHER)
             limit = min(self._slots.free, self._settings.claim_batch)
@@ -173,23 +192,37 @@ class Claimer:
             for job in jobs:
                 self._slots.start(job)
 
-    async def _wait_wake_up(self) -> None:
-        try:
-            async with asyncio.timeout(self._settings.poll):
-                await self._wake_up.wait()
-        except TimeoutError:
-            pass
+    async def _run_suspect(self) -> bool:
+        """Run one suspect with nothing beside it; False: not now, go on with other work."""
+        if not self._slots.empty.is_set():
+            now = time.monotonic()
+            if self._drain_for_suspect is None:
+                self._drain_for_suspect = now + random.uniform(*SUSPECT_PATIENCE)
+            if now < self._drain_for_suspect:
+                return False
+            # Drain; look again in a moment, since an idle worker may take it meanwhile.
+            await _wait_at_most(self._slots.empty, self._settings.poll)
+            return True
+        self._drain_for_suspect = None
+        self._floors.suspect_ready = False
+        scans = [LaneScan(line, self._floors[line].start, 1) for line in self._lanes.suspects()]
+        jobs = await self._claim(1, scans)
+        for job in jobs:
+            self._slots.start(job)
+            self.waits_for_slots = True
+            await self._slots.empty.wait()
+            self.waits_for_slots = False
+        return bool(jobs)
 
-    async def _claim(self, limit: int) -> list[Claimed]:
-        """Claim up to `limit` jobs, waiting out an outage."""
+    async def _claim(self, limit: int, scans: Sequence[LaneScan] | None = None) -> list[Claimed]:
+        """Claim up to `limit` jobs (of the given lanes; default: all but the suspects'), waiting out an outage."""
         lost_since: float | None = None
         pause = 0.1
         while True:
             try:
                 async with self._database.runtime() as conn:
-                    jobs = await self._store.claim(
-                        conn, worker=self._lease.worker, lanes=self._lanes.scans(self._floors, limit), limit=limit
-                    )
+                    lanes = self._lanes.scans(self._floors, limit) if scans is None else scans
+                    jobs = await self._store.claim(conn, worker=self._lease.worker, lanes=lanes, limit=limit)
                 break
             except psycopg.Error as error:
                 if error.sqlstate == WORKER_DEAD:
@@ -228,3 +261,9 @@ class Claimer:
                 self._put(job, Released(Reason.INTERRUPTED, "the answer to its claim was lost"))
         if last_look:
             self._unanswered = None
+
+
+async def _wait_at_most(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

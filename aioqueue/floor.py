@@ -122,8 +122,11 @@ class LaneFloor(Generic[T]):
 class Floors:
     """The floors of all lanes that one process serves, and that of `scheduled` in microseconds since 1970."""
 
-    def __init__(self, lanes: Iterable[int], lowest: UUID) -> None:
-        self.lanes = list(lanes)
+    def __init__(self, lanes: Iterable[int], lowest: UUID, *, suspects: Iterable[int] = ()) -> None:
+        self.suspects = frozenset(suspects)
+        self.lanes = [*lanes, *self.suspects]
+        self.suspect_ready = False
+        """Whether the last tick saw a suspect ready: that lane is asked about in full, at every tick."""
         self.due: LaneFloor[int] = LaneFloor(0)
         self._floors: dict[int, LaneFloor[UUID]] = {lane: LaneFloor(lowest) for lane in self.lanes}
         self._claimed = dict.fromkeys(self.lanes, 0)

@@ -18,6 +18,8 @@ from uuid import UUID
 R = TypeVar("R")
 
 PRIORITIES = range(-2, 3)
+SUSPECT = 9
+"""The priority that names a queue's suspect lane: jobs lost twice with their worker (sql/functions/rescue_job.sql)."""
 
 
 class JobState(StrEnum):

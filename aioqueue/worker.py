@@ -147,7 +147,7 @@ class Worker:
         """Set once the worker has its row and claims."""
 
         lanes = Lanes(queues)
-        floors = Floors(lanes.all(), LOWEST_ID)
+        floors = Floors(lanes.all(), LOWEST_ID, suspects=lanes.suspects())
         slots = self._slots = Slots(worker.concurrency)
         recorder = self._recorder = slots.recorder = Recorder(
             database,

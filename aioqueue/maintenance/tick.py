@@ -18,6 +18,8 @@ MARGIN = timedelta(seconds=1)
 """The floor of scheduled stays this far behind the clock, which may be set back a little."""
 FULL_LOOK = 30.0
 """Seconds between looks below the floors: the net under a rule that is exact."""
+ANY = 2**62
+"""Above every virtual time."""
 FULL_LOOK_SHARE = 100
 """A full look that took t seconds is not repeated before this many times t."""
 
@@ -64,7 +66,7 @@ class Ticker:
                 lane,
                 floors.highest_claimed(lane),
                 (0, floors[lane].lowest) if full else floors[lane].start,
-                floors[lane].value if full else floors[lane].question,
+                ANY if lane in floors.suspects else floors[lane].value if full else floors[lane].question,
             )
             for lane in floors.lanes
         ]
@@ -86,12 +88,17 @@ class Ticker:
             self._restarted()
             return tick
         self._server = tick.server
-        for question, value, first in zip(questions, tick.vts, tick.firsts, strict=True):
-            floor = floors[question.lane]
+        floors.suspect_ready = False
+        for question, value, found in zip(questions, tick.vts, tick.firsts, strict=True):
+            floor, first, upto = floors[question.lane], found, question.upto
+            if question.lane in floors.suspects:
+                floors.suspect_ready = floors.suspect_ready or found is not None
+                upto = floor.value if full else floor.question
+                first = None if found is None or upto is None or found.vt > upto else found
             if full and first is not None:
                 floor.lower(first)
-            elif not full and question.upto is not None:
-                floor.answer(question.upto, first)
+            elif not full and upto is not None:
+                floor.answer(upto, first)
             floor.observe(value, tick.snapshot, now)
         if tick.clock < self._clock:
             floors.due.reset()

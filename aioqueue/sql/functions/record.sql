@@ -35,7 +35,7 @@ BEGIN
          WHERE l.lane = x.l AND l.vt = x.v AND l.job_id = x.j AND l.worker = p_worker AND l.attempt = x.a FOR UPDATE;
         CONTINUE WHEN NOT FOUND;
         job_id := x.j;
-        state := aioqueue.return_job(r, x.o, x.t, x.m, x.b, x.d, coalesce(x.s, false), x.u);
+        state := aioqueue.return_job(r, r.lane, x.o, x.t, x.m, x.b, x.d, coalesce(x.s, false), x.u);
         RETURN NEXT;
     END LOOP;
 END $$;

@@ -1,9 +1,9 @@
 -- return_job: one job whose live row was just locked by the caller: running → ready, scheduled, dead or cancelled.
 -- Writes the attempt's row; a request to cancel wins over everything. p_delay NULL: dead. A delay above zero goes to
--- scheduled (XID first, then the clock), zero to live at a new position. Returns the new state.
+-- scheduled (XID first, then the clock), zero to live at a new position, both in p_lane. Returns the new state.
 -- A job handed back more than 20 times in a row waits 1 s, doubling to a minute, so that it cannot spin.
 CREATE OR REPLACE FUNCTION aioqueue.return_job(
-    p_row aioqueue.live, p_reason text, p_error_type text, p_error_message text, p_traceback text,
+    p_row aioqueue.live, p_lane bigint, p_reason text, p_error_type text, p_error_message text, p_traceback text,
     p_delay double precision, p_spare boolean, p_unknown_task text
 ) RETURNS text
 LANGUAGE plpgsql VOLATILE AS $$
@@ -32,11 +32,11 @@ BEGIN
     DELETE FROM aioqueue.live l WHERE l.lane = p_row.lane AND l.vt = p_row.vt AND l.job_id = p_row.job_id;
     IF wait > 0 THEN
         INSERT INTO aioqueue.scheduled (run_at, job_id, lane, tenant, attempt, spared, unknown_task)
-        VALUES (at + pg_catalog.make_interval(secs => wait), p_row.job_id, p_row.lane, p_row.tenant, p_row.attempt,
+        VALUES (at + pg_catalog.make_interval(secs => wait), p_row.job_id, p_lane, p_row.tenant, p_row.attempt,
                 p_row.spared + p_spare::integer, p_unknown_task);
         RETURN 'scheduled';
     END IF;
-    PERFORM aioqueue.make_ready(ARRAY[p_row.lane], ARRAY[p_row.job_id], ARRAY[p_row.tenant], ARRAY[p_row.attempt],
+    PERFORM aioqueue.make_ready(ARRAY[p_lane], ARRAY[p_row.job_id], ARRAY[p_row.tenant], ARRAY[p_row.attempt],
                                 ARRAY[p_row.spared + p_spare::integer]);
     RETURN 'ready';
 END $$;
