@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from aioqueue import embedded
 from aioqueue.demo.data import LARGEST
 from aioqueue.demo.processes import WorkersFailed
 from aioqueue.demo.report import Report
@@ -63,4 +64,6 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 def _say_how_to_look(screen: Screen, report: Report, *, keep: bool) -> None:
     if keep:
-        screen.line(f"Tables kept in schema demo of the embedded database, in {report.data_dir}")
+        screen.line(f"The tables are kept in schema demo of the embedded database in {report.data_dir}.")
+    if Path(report.data_dir) == embedded.default_data_dir():
+        screen.line("Its jobs, one by one: python -m aioqueue job list, and job show ID.")

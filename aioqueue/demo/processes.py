@@ -33,7 +33,7 @@ class WorkerProcesses:
         self.exits: list[int] = []
         """Exit codes after `stop`."""
         self._environment: Mapping[str, str] = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("PG")},
+            **{name: value for name, value in os.environ.items() if not name.startswith(("PG", "AIOQUEUE_"))},
             "AIOQUEUE_DSN": dsn,
             LEASE_VARIABLE: str(LEASE),
         }

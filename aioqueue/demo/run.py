@@ -49,8 +49,9 @@ class Demo:
         began = time.monotonic()
         running = asyncio.current_task()
         if running is not None:
-            # SIGTERM ends the worker processes too.
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+            # SIGTERM ends the worker processes too. (Windows has none, and no embedded server.)
+            with contextlib.suppress(NotImplementedError):
+                asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
         self._screen.line("aioqueue demo: statements for 100 tenants, computed by jobs under row-level security")
         async with contextlib.AsyncExitStack() as stack:
             await self._start_server(stack)

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs and at its end: plain lines, or with rich in a terminal a moving bar and tables.
+"""What the demo shows while it runs and at its end: plain lines, or with rich in a terminal colours and a moving bar.
 
 Only shows; every figure comes from report.py.
 """
@@ -126,16 +126,6 @@ class RichScreen(Screen):
     def end_progress(self) -> None:
         """End the bar."""
         self._bar.stop()
-
-    def table(self, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table."""
-        table = importlib.import_module("rich.table").Table(title=title, title_justify="left")
-        for column, head in enumerate(heads):
-            table.add_column(head, justify="right" if _numeric(rows, column) else "left")
-        for row in rows:
-            table.add_row(*map(self._escape, row))
-        self._console.print()
-        self._console.print(table)
 
 
 def make_screen(*, quiet: bool) -> Screen:
