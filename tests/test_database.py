@@ -1,0 +1,281 @@
+"""The pool: its values on every connection, two that jobs never get, and deadlines that hold against a server that hangs."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict
+
+from aioqueue.database import (
+    CLIENT,
+    RESERVED,
+    SESSION,
+    Database,
+    NoFreeConnection,
+    connection_lost,
+    connection_string,
+    deadline,
+    sever,
+)
+from aioqueue.errors import ConfigurationError
+from aioqueue.settings import PoolSettings
+
+pytestmark = pytest.mark.anyio
+
+NOWHERE = "host=127.0.0.1 port=1 dbname=x"
+
+
+@asynccontextmanager
+async def opened(dsn: str, settings: PoolSettings) -> AsyncIterator[Database]:
+    database = Database(dsn, settings)
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+@pytest.fixture
+async def pool(worker_dsn: str) -> AsyncIterator[Database]:
+    """A pool of four with short deadlines."""
+    async with opened(worker_dsn, PoolSettings(deadline=0.2)) as database:
+        yield database
+
+
+@pytest.fixture
+async def conn(worker_dsn: str) -> AsyncIterator[AsyncConnection]:
+    """A connection that the test may break."""
+    connection = await AsyncConnection.connect(worker_dsn, autocommit=True)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def stopped(pid: int) -> AsyncIterator[None]:
+    """A server process that hangs: its socket is open and nothing ever comes."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_every_connection_has_the_runtimes_values(pool: Database) -> None:
+    listener = await pool.connect()
+    try:
+        async with pool.runtime() as runtime, pool.for_job(1) as job:
+            for connection in (runtime, job, listener):
+                cursor = await connection.execute("SELECT name, reset_val, source FROM pg_catalog.pg_settings")
+                found = {name: (value, source) for name, value, source in await cursor.fetchall()}
+                # What RESET ALL returns to, in the server's units.
+                assert found["statement_timeout"] == ("5000", "client")
+                assert found["lock_timeout"] == ("2000", "client")
+                assert found["row_security"] == ("off", "client")
+                assert {found[name][1] for name in SESSION} == {"client"}
+                assert found["application_name"] == ("aioqueue", "client")
+                assert connection.autocommit
+    finally:
+        await listener.close()
+
+
+def test_what_the_dsn_says_wins() -> None:
+    text = connection_string("postgresql://u:p%40ss@h:5/d?connect_timeout=9&application_name=mine")
+    assert conninfo_to_dict(text) == {
+        **CLIENT,
+        **{"user": "u", "password": "p@ss", "host": "h", "port": "5", "dbname": "d"},
+        "connect_timeout": "9",
+        "application_name": "mine",
+        "options": " ".join(f"-c {name}={value}" for name, value in SESSION.items()),
+    }
+
+
+async def test_options_of_the_dsn_are_added_and_win(worker_dsn: str) -> None:
+    dsn = f"{worker_dsn}&options=-c%20statement_timeout%3D7s%20-c%20work_mem%3D1MB"
+    async with opened(dsn, PoolSettings()) as database, database.runtime() as conn:
+        cursor = await conn.execute(
+            "SELECT current_setting('statement_timeout'), current_setting('work_mem'), current_setting('lock_timeout')"
+        )
+        assert await cursor.fetchone() == ("7s", "1MB", "2s")
+
+
+def test_a_dsn_in_words_an_empty_one_and_one_that_is_none() -> None:
+    assert conninfo_to_dict(connection_string("dbname=d host='a b'"))["host"] == "a b"
+    assert "host" not in conninfo_to_dict(connection_string(""))
+    for broken in ("postgresql//x", "nonsense=1", "dbname='d"):
+        with pytest.raises(ConfigurationError, match="DSN"):
+            connection_string(broken)
+
+
+async def test_a_deadline_ends_the_wait_for_a_server_that_hangs(conn: AsyncConnection) -> None:
+    async with stopped(conn.info.backend_pid):
+        with pytest.raises(psycopg.OperationalError):
+            async with deadline(conn, 0.05):
+                await conn.execute("SELECT 1")
+        assert conn.closed
+
+
+async def test_a_deadline_ends_a_cancellation_that_waits_for_a_server_that_hangs(conn: AsyncConnection) -> None:
+    started = asyncio.Event()
+
+    async def ask() -> None:
+        async with deadline(conn, 0.2):
+            started.set()
+            await conn.execute("SELECT 1")
+
+    async with stopped(conn.info.backend_pid):
+        task = asyncio.create_task(ask())
+        await started.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        assert conn.closed
+
+
+async def test_a_deadline_that_is_met_leaves_the_connection_alone(conn: AsyncConnection) -> None:
+    async with deadline(conn, 0.0):
+        pass  # the timer is due, and must not fire afterwards
+    for _ in range(3):
+        await asyncio.sleep(0)
+    cursor = await conn.execute("SELECT 1")
+    assert await cursor.fetchone() == (1,)
+
+
+async def test_severing_is_harmless_on_a_connection_that_is_closed(conn: AsyncConnection) -> None:
+    sever(conn)
+    with pytest.raises(psycopg.OperationalError):
+        await conn.execute("SELECT 1")
+    sever(conn)
+    await conn.close()
+    sever(conn)
+
+
+async def test_a_runtime_call_to_a_server_that_hangs_costs_only_its_connection(pool: Database) -> None:
+    async with AsyncExitStack() as stack:
+        used = []
+        with pytest.raises(psycopg.OperationalError):
+            async with pool.runtime() as conn:
+                used.append(conn)
+                await stack.enter_async_context(stopped(conn.info.backend_pid))
+                await conn.execute("SELECT 1")
+        async with pool.runtime() as another:
+            assert another not in used
+            await another.execute("SELECT 1")
+
+
+async def test_jobs_never_get_the_last_two_connections(pool: Database) -> None:
+    async with AsyncExitStack() as stack:
+        held = [await stack.enter_async_context(pool.for_job(1)) for _ in range(pool.settings.size - RESERVED)]
+        assert pool.free_for_jobs == 0
+        with pytest.raises(NoFreeConnection, match=r"within 0.01 s"):
+            await stack.enter_async_context(pool.for_job(0.01))
+        assert pool.waiting == 0
+        for _ in range(RESERVED):
+            held.append(await stack.enter_async_context(pool.runtime(10)))
+        assert len(set(held)) == pool.settings.size
+    assert pool.free_for_jobs == pool.settings.size - RESERVED
+    async with pool.for_job(1) as conn:
+        await conn.execute("SELECT 1")
+
+
+async def test_a_job_that_waits_gets_the_connection_that_comes_back(pool: Database) -> None:
+    async def job() -> None:
+        async with pool.for_job(None) as conn:
+            await conn.execute("SELECT 1")
+
+    async with AsyncExitStack() as stack:
+        for _ in range(pool.free_for_jobs):
+            await stack.enter_async_context(pool.for_job(1))
+        tasks = [asyncio.create_task(job()) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert pool.waiting == 20
+        for task in tasks[:5]:
+            task.cancel()
+        await asyncio.wait(tasks[:5])
+        assert pool.waiting == 15
+    await asyncio.gather(*tasks[5:])
+    assert pool.waiting == 0
+    assert pool.free_for_jobs == pool.settings.size - RESERVED
+
+
+async def test_cancelled_calls_lose_no_connection(worker_dsn: str) -> None:
+    async def call(database: Database, job: bool) -> None:
+        async with database.for_job(None) if job else database.runtime() as conn:
+            await conn.execute("SELECT pg_sleep(60)")
+
+    async with opened(worker_dsn, PoolSettings()) as database:
+        for number in range(20):
+            task = asyncio.create_task(call(database, job=number % 2 == 0))
+            # At any moment: before the connection, in the statement, in between.
+            for _ in range(number):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+        assert database.free_for_jobs == database.settings.size - RESERVED
+        async with AsyncExitStack() as stack:
+            for _ in range(database.settings.size):
+                await stack.enter_async_context(database.runtime())
+
+
+async def test_a_job_without_a_server_gets_no_connection_and_holds_no_place() -> None:
+    async with opened(NOWHERE, PoolSettings(acquire_timeout=0.1)) as database:
+        with pytest.raises(NoFreeConnection):
+            async with database.for_job(1):
+                raise AssertionError("there is no server")
+        assert database.free_for_jobs == database.settings.size - RESERVED
+        with pytest.raises(psycopg.OperationalError) as refused:
+            async with database.runtime():
+                raise AssertionError("there is no server")
+        assert connection_lost(refused.value)
+
+
+async def test_severing_the_jobs_connections_ends_their_transactions_only(pool: Database) -> None:
+    async with AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(pool.runtime(10))
+        with pytest.raises(psycopg.OperationalError):
+            async with pool.for_job(1) as job:
+                pool.sever_jobs()
+                await job.execute("SELECT 1")
+        pool.sever_jobs()
+        await runtime.execute("SELECT 1")
+
+
+async def test_opening_waits_for_no_server_and_closing_is_repeatable(worker_dsn: str) -> None:
+    database = Database(NOWHERE, PoolSettings())
+    await database.open()
+    await database.open()
+    states = [database.is_open]
+    await database.close()
+    await database.close()
+    assert [*states, database.is_open] == [True, False]
+    with pytest.raises(ConfigurationError, match="not open"):
+        async with database.runtime():
+            raise AssertionError("it is closed")
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (psycopg.OperationalError("server closed the connection unexpectedly"), True),
+        (psycopg.InterfaceError("the connection is closed"), True),
+        (psycopg.errors.AdminShutdown("terminating connection"), True),
+        (psycopg.errors.CannotConnectNow("starting up"), True),
+        (psycopg.errors.TooManyConnections("no slots"), True),
+        (psycopg.errors.ReadOnlySqlTransaction("in recovery"), True),
+        (psycopg.errors.ConnectionFailure("gone"), True),
+        (psycopg.errors.QueryCanceled("statement timeout"), False),
+        (psycopg.errors.LockNotAvailable("lock timeout"), False),
+        (psycopg.errors.SerializationFailure("again"), False),
+        (psycopg.errors.UniqueViolation("there already"), False),
+        (psycopg.errors.UndefinedTable("no such table"), False),
+        (ValueError("not of the database"), False),
+    ],
+)
+def test_which_errors_say_that_the_connection_is_lost(error: Exception, lost: bool) -> None:
+    assert connection_lost(error) is lost

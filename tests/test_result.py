@@ -1,0 +1,551 @@
+"""Waiting for results: the ways a job ends, the ways a wait ends, and what a database in trouble does to neither."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg import AsyncConnection
+
+from aioqueue.database import Database
+from aioqueue.errors import (
+    AppNotOpen,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    NotCommitted,
+    ResultInvalid,
+    ResultTimeout,
+)
+from aioqueue.events import Observers
+from aioqueue.job import Job, JobState, JobStatus, new_job_id
+from aioqueue.listen import Listener
+from aioqueue.result import LONGEST_REST, REST, ResultReader
+from aioqueue.settings import PoolSettings
+from aioqueue.store import EndedJob, Store
+from aioqueue.wakeup import Notifier
+from tests.postgres import Database as PlainDatabase
+from tests.sql.engine import Session, entry
+
+pytestmark = pytest.mark.anyio
+
+NEVER = 3_600.0
+"""A poll that cannot be what delivers a result within the test."""
+EIGHT_DAYS = 8 * 86_400_000
+
+
+class WatchedStore(Store):
+    """The real store; `before` runs ahead of the query, with the number of the read and its connection."""
+
+    def __init__(self, schema: str) -> None:
+        super().__init__(schema)
+        self.reads: list[tuple[float, float]] = []
+        self.sizes: list[int] = []
+        self.before: Callable[[int, AsyncConnection[Any]], Awaitable[None]] | None = None
+        self._read = asyncio.Condition()
+
+    async def read_outcomes(self, conn: AsyncConnection[Any], jobs: Sequence[tuple[UUID, str | None]]) -> list[EndedJob]:
+        started = time.monotonic()
+        self.sizes.append(len(jobs))
+        try:
+            if self.before is not None:
+                await self.before(len(self.sizes), conn)
+            return await super().read_outcomes(conn, jobs)
+        finally:
+            self.reads.append((started, time.monotonic()))
+            async with self._read:
+                self._read.notify_all()
+
+    async def wait_reads(self, number: int) -> None:
+        """Wait until so many reads have ended."""
+        async with self._read:
+            await self._read.wait_for(lambda: len(self.reads) >= number)
+
+
+@dataclass
+class Process:
+    """What the app of one process owns, without the app."""
+
+    database: Database
+    store: WatchedStore
+    listener: Listener
+    notifier: Notifier
+    reader: ResultReader
+    task: "asyncio.Task[None]"
+    may_listen: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait_result(self, job: Job[Any], timeout: float | None) -> Any:
+        return await self.reader.wait(job, timeout)
+
+    async def job_status(self, job: Job[Any]) -> JobStatus:
+        return await self.reader.status(job)
+
+    async def cancel_job(self, job: Job[Any]) -> JobState:
+        raise NotImplementedError
+
+    def job(self, job_id: UUID, tenant: str | None = None, decode: Callable[[str], Any] | None = None) -> Job[Any]:
+        return Job(job_id, source=self, tenant=tenant, decode=decode)
+
+    def wait(self, job_id: UUID, tenant: str | None = None, timeout: float | None = None) -> "asyncio.Task[Any]":
+        """Wait for the result in the background."""
+        return asyncio.create_task(self.reader.wait(self.job(job_id, tenant), timeout))
+
+
+Start = Callable[..., Awaitable[Process]]
+
+
+@asynccontextmanager
+async def running(dsn: str, schema: str, poll: float, listening: bool) -> AsyncIterator[Process]:
+    database = Database(dsn, PoolSettings())
+    store = WatchedStore(schema)
+    may_listen = asyncio.Event()
+    if listening:
+        may_listen.set()
+
+    async def connect() -> AsyncConnection[Any]:
+        await may_listen.wait()
+        return await database.connect()
+
+    connected = asyncio.Event()
+    listener = Listener(connect, schema=schema, observers=Observers([lambda _: connected.set()]))
+    notifier = Notifier(database, store)
+    reader = ResultReader(database, store, listener, notifier, poll=poll)
+    await database.open()
+    tasks = [asyncio.create_task(loop.run()) for loop in (listener, notifier, reader)]
+    try:
+        if listening:
+            await connected.wait()
+        yield Process(database, store, listener, notifier, reader, tasks[2], may_listen)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        await database.close()
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends), ends
+
+
+@pytest.fixture
+async def start(worker_dsn: str, schema: str) -> AsyncIterator[Start]:
+    """A function that starts a reader with all it needs; stopped after the test."""
+    async with AsyncExitStack() as stack:
+
+        async def start_process(poll: float = NEVER, *, listening: bool = True) -> Process:
+            return await stack.enter_async_context(running(worker_dsn, schema, poll, listening))
+
+        yield start_process
+
+
+@pytest.fixture
+async def other(database: PlainDatabase, schema: str) -> AsyncIterator[Session]:
+    """A session of another process, which runs the jobs."""
+    async with await AsyncConnection.connect(database.dsn("worker"), autocommit=True) as conn:
+        yield Session(conn, Store(schema))
+
+
+@pytest.fixture
+async def boss(database: PlainDatabase, schema: str) -> AsyncIterator[Session]:
+    async with await AsyncConnection.connect(database.dsn("superuser"), autocommit=True) as conn:
+        yield Session(conn, Store(schema))
+
+
+async def finish(session: Session, reason: str = "succeeded", number: int = 1, *, hint: bool = True, **rest: Any) -> None:
+    """Run the next jobs to their end, in other words: claim, record, hint."""
+    worker = await session.register()
+    jobs = await session.claim(worker, number)
+    assert len(jobs) == number
+    assert len(await session.record(worker, *(entry(job, reason, **rest) for job in jobs))) == number
+    if hint:
+        await session.store.notify(session.conn, "done")
+
+
+SUCCESS: dict[str, Any] = {"r": {"total": 3}}
+DEATH: dict[str, Any] = {"d": None, "t": "ValueError", "m": "no such month"}
+
+
+async def test_result_of_a_job_that_ends_while_waited_for(start: Start, other: Session) -> None:
+    process = await start()
+    job_id = await other.enqueue_one()
+    waiting = process.wait(job_id)
+    await process.store.wait_reads(1)
+    await finish(other, **SUCCESS)
+    assert await waiting == {"total": 3}
+
+
+async def test_result_of_a_job_that_ended_before_the_call(start: Start, other: Session) -> None:
+    process = await start(listening=False)
+    job_id = await other.enqueue_one()
+    await finish(other, **SUCCESS)
+    assert await process.reader.wait(process.job(job_id), None) == {"total": 3}
+    assert await process.reader.wait(process.job(job_id), 0) == {"total": 3}
+
+
+async def test_a_dead_job_raises_with_its_last_error(start: Start, other: Session) -> None:
+    process = await start()
+    job_id = await other.enqueue_one()
+    waiting = process.wait(job_id)
+    await process.store.wait_reads(1)
+    await finish(other, "error", **DEATH)
+    with pytest.raises(JobFailed, match="no such month") as failed:
+        await waiting
+    assert (failed.value.attempt, failed.value.error_type) == (1, "ValueError")
+
+
+async def test_a_cancelled_job_raises(start: Start, other: Session) -> None:
+    process = await start()
+    job_id = await other.enqueue_one()
+    waiting = process.wait(job_id)
+    await process.store.wait_reads(1)
+    assert await other.cancel(job_id) == "cancelled"
+    await other.store.notify(other.conn, "done")
+    with pytest.raises(JobCancelled):
+        await waiting
+
+
+async def test_a_job_that_ends_after_the_read_and_before_listen_is_not_missed(start: Start, other: Session) -> None:
+    process = await start(listening=False)
+    job_id = await other.enqueue_one()
+    waiting = process.wait(job_id)
+    await process.store.wait_reads(1)
+    await finish(other, **SUCCESS)
+    process.may_listen.set()
+    assert await waiting == {"total": 3}
+
+
+async def test_a_job_that_ends_during_the_read_is_not_missed(start: Start, other: Session) -> None:
+    process = await start()
+    job_id = await other.enqueue_one()
+    waiting = process.wait(job_id)
+    await process.store.wait_reads(1)
+    ended = asyncio.Event()
+
+    async def while_reading(_: int, conn: AsyncConnection[Any]) -> None:
+        # The snapshot is older than the job's end, and the hint comes before the answer.
+        await conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        await conn.execute("SELECT 1 FROM pg_catalog.pg_class LIMIT 1")
+        if not ended.is_set():
+            heard = asyncio.Event()
+            process.listener.subscribe("done", heard.set)
+            await finish(other, **SUCCESS)
+            await heard.wait()
+            ended.set()
+
+    process.store.before = while_reading
+    process.reader._hint()
+    assert await waiting == {"total": 3}
+    assert ended.is_set()
+
+
+async def test_the_slow_poll_finds_what_no_hint_told(start: Start, other: Session) -> None:
+    process = await start(poll=0.05, listening=False)
+    job_id = await other.enqueue_one()
+    waiting = process.wait(job_id)
+    await process.store.wait_reads(1)
+    await finish(other, hint=False, **SUCCESS)
+    assert await waiting == {"total": 3}
+
+
+async def test_a_result_that_is_there_at_the_deadline_is_no_timeout(start: Start, other: Session) -> None:
+    process = await start(listening=False)
+    job_id = await other.enqueue_one()
+
+    async def at_the_deadline(number: int, _: AsyncConnection[Any]) -> None:
+        if number == 2:
+            await finish(other, hint=False, **SUCCESS)
+
+    process.store.before = at_the_deadline
+    assert await process.reader.wait(process.job(job_id), 0.1) == {"total": 3}
+    assert len(process.store.sizes) == 2
+
+
+async def test_a_job_under_way_at_the_deadline_is_a_timeout_and_goes_on(start: Start, other: Session) -> None:
+    process = await start()
+    job_id = await other.enqueue_one()
+    with pytest.raises(ResultTimeout, match=r"within 0.05 s \(state: under way\)") as late:
+        await process.reader.wait(process.job(job_id), 0.05)
+    assert isinstance(late.value, TimeoutError)
+    assert await other.state(job_id) == "ready"
+
+
+async def test_an_unknown_job_is_waited_for_and_then_not_found(start: Start) -> None:
+    process = await start()
+    began = time.monotonic()
+    with pytest.raises(JobNotFound) as missing:
+        await process.reader.wait(process.job(new_job_id()), None)
+    assert not missing.value.expired
+    assert time.monotonic() - began >= 1.0
+    with pytest.raises(JobNotFound):
+        await process.reader.wait(process.job(uuid4()), None)
+
+
+async def test_an_unknown_job_at_the_deadline_is_a_timeout(start: Start) -> None:
+    process = await start()
+    with pytest.raises(ResultTimeout, match="unknown"):
+        await process.reader.wait(process.job(new_job_id()), 0.05)
+
+
+async def test_a_job_that_another_process_commits_a_moment_later_is_found(start: Start, other: Session) -> None:
+    process = await start()
+    await other.begin()
+    job_id = await other.enqueue_one()
+    waiting = process.wait(job_id)
+    await process.store.wait_reads(1)
+    await other.commit()
+    await finish(other, **SUCCESS)
+    assert await waiting == {"total": 3}
+
+
+async def test_an_unknown_id_older_than_the_retention_says_so(start: Start) -> None:
+    process = await start()
+    old = UUID(int=new_job_id().int - (EIGHT_DAYS << 80))
+    with pytest.raises(JobNotFound, match="retention") as missing:
+        await process.reader.wait(process.job(old), None)
+    assert missing.value.expired
+    with pytest.raises(JobNotFound, match="retention"):
+        await process.reader.status(process.job(old))
+
+
+async def test_a_job_that_is_pruned_while_waited_for_is_not_found(start: Start, other: Session, boss: Session) -> None:
+    process = await start(poll=0.05)
+    job_id = await other.enqueue_one()
+    waiting = process.wait(job_id)
+    await process.store.wait_reads(1)
+    await boss.rows("DELETE FROM aioqueue.live WHERE job_id = %s", job_id)
+    await boss.rows("DELETE FROM aioqueue.job WHERE id = %s", job_id)
+    with pytest.raises(JobNotFound):
+        await waiting
+
+
+async def test_a_job_in_an_open_transaction_of_this_process_is_not_committed(start: Start, other: Session) -> None:
+    process = await start()
+    await other.begin()
+    job_id = await other.enqueue_one()
+    process.notifier.watch(other.conn, int(await other.value("SELECT pg_current_xact_id()::text")), [job_id])
+    for question in (process.reader.wait(process.job(job_id), None), process.reader.status(process.job(job_id))):
+        with pytest.raises(NotCommitted):
+            await question
+    await other.commit()
+    assert (await process.reader.status(process.job(job_id))).state is JobState.READY
+    await finish(other, **SUCCESS)
+    assert await process.reader.wait(process.job(job_id), None) == {"total": 3}
+
+
+async def test_a_commit_during_the_read_is_not_taken_for_none(start: Start, other: Session) -> None:
+    process = await start()
+    await other.begin()
+    job_id = await other.enqueue_one()
+    process.notifier.watch(other.conn, int(await other.value("SELECT pg_current_xact_id()::text")), [job_id])
+
+    async def commit(number: int, _: AsyncConnection[Any]) -> None:
+        if number == 1:
+            # The caller's connection is in its next transaction already, so only the server could tell.
+            await other.rows("COMMIT")
+            await finish(other, **SUCCESS)
+            await other.begin()
+
+    process.store.before = commit
+    assert await process.reader.wait(process.job(job_id), None) == {"total": 3}
+
+
+async def test_a_tenant_gets_its_own_results_only(start: Start, other: Session) -> None:
+    process = await start()
+    job_id = await other.enqueue_one(tenant="a")
+    mine, foreign, anyone = process.wait(job_id, "a"), process.wait(job_id, "b"), process.wait(job_id)
+    await process.store.wait_reads(1)
+    await finish(other, **SUCCESS)
+    assert await mine == {"total": 3}
+    assert await anyone == {"total": 3}
+    with pytest.raises(JobNotFound):
+        await foreign
+    with pytest.raises(JobNotFound):
+        await process.reader.wait(process.job(job_id, "b"), None)
+    with pytest.raises(JobNotFound):
+        await process.reader.status(process.job(job_id, "b"))
+    assert (await process.reader.status(process.job(job_id, "a"))).tenant == "a"
+
+
+async def test_two_waiters_on_one_job_both_get_it(start: Start, other: Session) -> None:
+    process = await start()
+    job_id = await other.enqueue_one()
+    first = process.wait(job_id)
+    await process.store.wait_reads(1)
+    second = process.wait(job_id)
+    await process.store.wait_reads(2)
+    await finish(other, **SUCCESS)
+    assert [await first, await second] == [{"total": 3}] * 2
+
+
+async def test_thousands_of_waiters_are_one_listener_and_one_query_per_wakeup(
+    start: Start, other: Session, boss: Session
+) -> None:
+    process = await start()
+    job_ids = await other.enqueue(2_000)
+    waiting = [process.wait(job_id) for job_id in job_ids]
+    await process.store.wait_reads(1)
+    before = len(process.store.sizes)
+    await finish(other, number=2_000, **SUCCESS)
+    assert await asyncio.gather(*waiting) == [{"total": 3}] * 2_000
+    assert process.store.sizes[before:] == [2_000]
+    listening = await boss.value("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %%'")
+    assert listening == 1
+    assert process.reader._waiting == {}
+    assert process.reader._asked == set()
+
+
+async def test_a_newcomer_is_read_alone(start: Start, other: Session) -> None:
+    process = await start(listening=False)
+    job_ids = await other.enqueue(50)
+    waiting = [process.wait(job_id) for job_id in job_ids]
+    await process.store.wait_reads(1)
+    waiting.append(process.wait(await other.enqueue_one()))
+    await process.store.wait_reads(2)
+    assert process.store.sizes == [50, 1]
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+
+
+async def test_reads_are_paced_by_their_own_duration(start: Start, other: Session) -> None:
+    process = await start(listening=False)
+
+    async def slowly(number: int, _: AsyncConnection[Any]) -> None:
+        process.reader._hint()  # hints keep coming
+        await asyncio.sleep(0.02)
+
+    process.store.before = slowly
+    waiting = process.wait(await other.enqueue_one())
+    await process.store.wait_reads(5)
+    reads = process.store.reads
+    for (started, ended), (following, _) in pairwise(reads):
+        assert following - ended >= min(REST * (ended - started), LONGEST_REST) - 0.002
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+
+async def test_nothing_is_read_for_nobody(start: Start, other: Session) -> None:
+    process = await start(poll=0.001)
+    job_id = await other.enqueue_one()
+    await finish(other, **SUCCESS)
+    await process.reader.wait(process.job(job_id), None)
+    before = len(process.store.sizes)
+    for _ in range(20):
+        await other.store.notify(other.conn, "done")
+        process.reader._hint()
+        await asyncio.sleep(0)
+    # A round trip of the same pool, begun after the hints: a read would have begun before it.
+    await process.reader.status(process.job(job_id))
+    assert len(process.store.sizes) == before
+
+
+async def test_a_cancelled_wait_leaves_nothing_behind(start: Start, other: Session) -> None:
+    process = await start()
+    job_id = await other.enqueue_one()
+    stays, goes = process.wait(job_id), process.wait(job_id)
+    alone = process.wait(await other.enqueue_one())
+    await process.store.wait_reads(1)
+    for task in (goes, alone):
+        task.cancel()
+    await asyncio.wait([goes, alone])
+    assert goes.cancelled()
+    assert alone.cancelled()
+    assert [len(waiters) for waiters in process.reader._waiting.values()] == [1]
+    await finish(other, **SUCCESS)
+    assert await stays == {"total": 3}
+    assert process.reader._waiting == {}
+    assert await other.state(job_id) == "succeeded"
+
+
+async def test_a_wait_survives_the_loss_of_its_connection_again_and_again(start: Start, other: Session, boss: Session) -> None:
+    process = await start(listening=False)
+    job_id = await other.enqueue_one()
+
+    async def kill(number: int, conn: AsyncConnection[Any]) -> None:
+        if number <= 6:
+            await boss.rows("SELECT pg_terminate_backend(%s)", conn.info.backend_pid)
+        if number == 4:
+            await finish(other, **SUCCESS)
+
+    boss.conn.add_notice_handler(lambda _: None)
+    process.store.before = kill
+    assert await process.reader.wait(process.job(job_id), 60) == {"total": 3}
+    assert len(process.store.sizes) == 7
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        psycopg.errors.ReadOnlySqlTransaction("in recovery"),
+        psycopg.errors.UndefinedFunction("no such function"),
+        psycopg.errors.QueryCanceled("statement timeout"),
+        psycopg.InterfaceError("bad state"),
+        ConnectionResetError(),
+    ],
+)
+async def test_no_error_of_a_read_ends_a_wait(start: Start, other: Session, error: Exception) -> None:
+    process = await start(listening=False)
+    job_id = await other.enqueue_one()
+    await finish(other, **SUCCESS)
+
+    async def fail(number: int, _: AsyncConnection[Any]) -> None:
+        if number <= 2:
+            raise error
+
+    process.store.before = fail
+    assert await process.reader.wait(process.job(job_id), 60) == {"total": 3}
+
+
+async def test_a_timeout_names_the_error_that_no_read_overcame(start: Start, other: Session) -> None:
+    process = await start(listening=False)
+    job_id = await other.enqueue_one()
+
+    async def fail(number: int, _: AsyncConnection[Any]) -> None:
+        raise psycopg.errors.UndefinedFunction("no such function")
+
+    process.store.before = fail
+    with pytest.raises(ResultTimeout) as late:
+        await process.reader.wait(process.job(job_id), 0.1)
+    assert isinstance(late.value.__cause__, psycopg.errors.UndefinedFunction)
+
+
+async def test_the_result_is_decoded_by_the_job_or_as_json(start: Start, other: Session) -> None:
+    process = await start()
+    job_id = await other.enqueue_one()
+    await finish(other, **SUCCESS)
+    assert await process.job(job_id, decode=len).result() == len(json.dumps(SUCCESS["r"]))
+    assert await process.job(job_id).result() == {"total": 3}
+    with pytest.raises(ResultInvalid, match="invalid literal"):
+        await process.job(job_id, decode=int).result()
+
+
+async def test_a_result_of_none_is_none(start: Start, other: Session) -> None:
+    process = await start()
+    job_id = await other.enqueue_one()
+    await finish(other, r=None)
+    assert await process.job(job_id).result() is None
+
+
+async def test_waiters_of_a_reader_that_stops_are_told(start: Start, other: Session) -> None:
+    process = await start()
+    waiting = process.wait(await other.enqueue_one())
+    await process.store.wait_reads(1)
+    process.task.cancel()
+    with pytest.raises(AppNotOpen):
+        await waiting
+
+
+async def test_status_reads_on_when_the_pool_is_full_of_dead_connections(start: Start, other: Session, boss: Session) -> None:
+    process = await start(listening=False)
+    job_id = await other.enqueue_one()
+    async with AsyncExitStack() as stack:
+        conns = [await stack.enter_async_context(process.database.runtime()) for _ in range(4)]
+        pids = [conn.info.backend_pid for conn in conns]
+    await boss.rows("SELECT pg_terminate_backend(pid, 10000) FROM unnest(%s::integer[]) AS u (pid)", pids)
+    assert (await process.reader.status(process.job(job_id))).state is JobState.READY
+    with pytest.raises(JobNotFound):
+        await process.reader.status(process.job(new_job_id()))
