@@ -1,0 +1,112 @@
+"""Turns every error into one line, the fix and an exit code: 1 failed, 2 wrongly called, 3 unhealthy (the schema too).
+
+The traceback is shown with -v only. Every command runs inside `Commands`, which applies this once.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import click
+import psycopg
+
+from aioqueue.database import connection_lost
+from aioqueue.errors import (
+    AioQueueError,
+    ConfigurationError,
+    InvalidOption,
+    InvalidPayload,
+    SchemaError,
+    TaskDefinitionError,
+    UnknownTask,
+)
+
+FAILED = 1
+USAGE = 2
+UNHEALTHY = 3
+
+WRONGLY_CALLED = (ConfigurationError, InvalidOption, InvalidPayload, TaskDefinitionError, UnknownTask)
+LINE = 500
+"""Characters of an error's line at most."""
+
+
+@dataclass
+class Common:
+    """What the options say that every command takes; see options.py."""
+
+    dsn: str | None = None
+    schema: str | None = None
+    app: str | None = None
+    verbose: bool = False
+    given: set[str] = field(default_factory=set)
+    """Names of those that stand on the command line itself."""
+
+
+class Failure(click.ClickException):
+    """One line on standard error, and an exit code."""
+
+    exit_code = FAILED
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the line."""
+        click.echo(f"error: {self.message}", file=file, err=True)
+
+
+class Misuse(Failure):
+    """What was asked for cannot be."""
+
+    exit_code = USAGE
+
+
+class Unhealthy(Failure):
+    """The schema is missing, or does not fit."""
+
+    exit_code = UNHEALTHY
+
+
+def one_line(text: str, limit: int = LINE) -> str:
+    """Return the text without line breaks, shortened."""
+    joined = " ".join(text.split())
+    return joined if len(joined) <= limit else f"{joined[: limit - 1]}…"
+
+
+def explain(error: BaseException) -> Failure:
+    """Return what to print for an error, and the exit code."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = one_line(str(error)) or type(error).__name__
+    if isinstance(error, SchemaError):
+        return Unhealthy(text)
+    if isinstance(error, AioQueueError):
+        return Misuse(text) if isinstance(error, WRONGLY_CALLED) else Failure(text)
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return Failure(
+            f"{text}: use the DSN of a role that may (the owner migrates, a worker reads), or have the owner run "
+            "'python -m aioqueue migrate --grants ROLE'"
+        )
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return Failure(f"{text}: somebody holds a table; nothing was changed, run it again")
+    if isinstance(error, psycopg.Error) and connection_lost(error):
+        return Failure(f"cannot reach the database: {text}; check --dsn (AIOQUEUE_DSN), and that the server runs")
+    if isinstance(error, psycopg.Error):
+        return Failure(text)
+    return Failure(f"{type(error).__name__}: {text} (-v shows where)")
+
+
+class Commands(click.Group):
+    """A group whose commands fail in one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort) as error:
+            if isinstance(error, Failure) and error.__cause__ is not None and ctx.ensure_object(Common).verbose:
+                traceback.print_exception(error.__cause__)
+            raise
+        except Exception as error:
+            if ctx.ensure_object(Common).verbose:
+                traceback.print_exception(error)
+            raise explain(error) from error

@@ -1,0 +1,215 @@
+"""The commands `job show`, `list`, `cancel` and `retry`. Showing and listing read as a worker; the others may be a client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from json import dumps
+from typing import Any
+from uuid import UUID
+
+import click
+import psycopg
+
+from aioqueue.errors import JobNotFound
+from aioqueue.job import JobState
+
+from .failure import FAILED, Common, Failure, Misuse, one_line
+from .options import as_json, common_options, connected, option, reading
+from .output import moment, print_json, print_table, shorten
+
+WINDOW = 10_000
+"""Jobs that `job list` looks at for its filters at most."""
+ATTEMPTS = 50
+"""Attempts that `job show` shows at most; the latest."""
+
+Facts = dict[str, Any]
+
+
+@click.group
+@common_options
+def job() -> None:
+    """Show, list, cancel and retry jobs."""
+
+
+@job.command
+@common_options
+@click.argument("job_id", metavar="ID", type=click.UUID)
+@option("--traceback", is_flag=True, help="With the tracebacks of its attempts (-v does that too).")
+@option("--full", is_flag=True, help="Do not shorten payload, result and error messages.")
+@as_json
+@click.pass_context
+def show(ctx: click.Context, job_id: UUID, traceback: bool, full: bool, json: bool) -> None:
+    """Show one job: its state, times, payload, result, and every attempt that failed."""
+    common = ctx.ensure_object(Common)
+    found, attempts = asyncio.run(_show(common, job_id))
+    if json:
+        print_json({**found, "attempts": attempts})
+    else:
+        _print_job(found, attempts, tracebacks=traceback or common.verbose, full=full)
+
+
+async def _show(common: Common, job_id: UUID) -> tuple[Facts, list[Facts]]:
+    async with reading(common) as (conn, store):
+        found = await store.show_job(conn, job_id)
+        if found is None:
+            raise JobNotFound(job_id)
+        return found, await store.list_attempts(conn, job_id, limit=ATTEMPTS)
+
+
+def _print_job(found: Facts, attempts: list[Facts], *, tracebacks: bool, full: bool) -> None:
+    def line(name: str, value: object) -> None:
+        if value is not None:
+            text = f"{name + ':':<13} {value}"
+            click.echo(text if full else shorten(text))
+
+    line("id", found["id"])
+    line("state", found["state"])
+    line("task", found["task"])
+    line("queue", f"{found['queue']}, priority {found['priority']}")
+    line("tenant", found["tenant"])
+    spared = f", {found['spared']} of them not held against it" if found["spared"] else ""
+    line("attempts", f"{found['attempt']}{spared}; {found['max_attempts']} at most")
+    line("created", moment(found["created_at"]))
+    line("due", None if found["run_at"] is None else moment(found["run_at"]))
+    line("started", None if found["started_at"] is None else moment(found["started_at"]))
+    line("finished", None if found["finished_at"] is None else moment(found["finished_at"]))
+    line("worker", found["worker"])
+    line("retry of", found["retry_of"])
+    if found["unknown_task"] is not None:
+        line("waits", "no worker that claimed it knows its task")
+    line("payload", _json(found["payload"]))
+    if found["state"] == JobState.SUCCEEDED:
+        line("result", _json(found["result"]))
+    elif found["state"] in (JobState.DEAD, JobState.CANCELLED):
+        line("reason", found["error"])
+    for attempt in attempts:
+        kind = "" if attempt["error_type"] is None else f"{attempt['error_type']}: "
+        text = f"attempt {attempt['attempt']}, {moment(attempt['finished_at'])}, {attempt['reason']}: {kind}"
+        text += attempt["error_message"] or ""
+        click.echo(text.rstrip(": ") if full else shorten(text.rstrip(": ")))
+        if tracebacks and attempt["traceback"]:
+            click.echo("".join(f"    {part}\n" for part in attempt["traceback"].rstrip().splitlines()), nl=False)
+    if len(attempts) == ATTEMPTS:
+        click.echo(f"(the latest {ATTEMPTS} attempts that failed)")
+
+
+def _json(value: object) -> str:
+    return dumps(value, ensure_ascii=False)
+
+
+@job.command("list")
+@common_options
+@option("--state", type=click.Choice([str(state) for state in JobState]), help="Only jobs in this state.")
+@option("--queue", help="Only jobs of this queue.")
+@option("--tenant", help="Only jobs of this tenant; '' for those of none.")
+@option("--task", help="Only jobs of this task.")
+@option("--before", type=click.UUID, metavar="ID", help="Only jobs made before this one; for the next page.")
+@option("--limit", type=click.IntRange(1, WINDOW), default=50, show_default=True, help="Jobs at most.")
+@as_json
+@click.pass_context
+def list_jobs(
+    ctx: click.Context,
+    state: str | None,
+    queue: str | None,
+    tenant: str | None,
+    task: str | None,
+    before: UUID | None,
+    limit: int,
+    json: bool,
+) -> None:
+    """List jobs, the newest first; ready ones as they will be claimed, scheduled, dead and cancelled ones by their time.
+
+    Looks at a bounded number of jobs only: 10,000 when there is a filter (of each queue and priority for ready and running
+    ones). When that may have left some out, a line on standard error says so and how to go on.
+    """
+    newest = state in (None, JobState.SUCCEEDED)
+    if before is not None and not newest:
+        raise Misuse("--before goes without --state, or with --state succeeded")
+    filtered = any(value is not None for value in (queue, tenant, task)) or state == JobState.SUCCEEDED
+    window = WINDOW if filtered or state == JobState.RUNNING else limit
+
+    async def read() -> Any:
+        async with reading(ctx.ensure_object(Common)) as (conn, store):
+            return await store.list_jobs(
+                conn, state=state, queue=queue, tenant=tenant, task=task, before=before, window=window, limit=limit
+            )
+
+    page = asyncio.run(read())
+    if json:
+        print_json(page.jobs)
+    elif page.jobs:
+        headers = ("ID", "STATE", "TASK", "QUEUE", "TENANT", "ATTEMPT", "CREATED", "ERROR")
+        print_table(headers, [_row(found) for found in page.jobs], right=("ATTEMPT",))
+    else:
+        click.echo("no such job")
+    if filtered and len(page.jobs) < limit and page.scanned >= WINDOW:
+        further = f"; go on with --before {page.last}" if newest else ""
+        click.echo(f"only {WINDOW} jobs were looked at, there may be more{further}", err=True)
+
+
+def _row(found: Facts) -> tuple[str, ...]:
+    error = "" if found["state"] == JobState.SUCCEEDED else found["error"] or ""
+    return (
+        str(found["id"]),
+        found["state"] or "-",
+        found["task"],
+        found["queue"] if not found["priority"] else f"{found['queue']} ({found['priority']:+d})",
+        found["tenant"] or "-",
+        f"{found['attempt']}/{found['max_attempts']}",
+        moment(found["created_at"]),
+        one_line(error, 60),
+    )
+
+
+@job.command
+@common_options
+@click.argument("job_ids", metavar="ID...", type=click.UUID, nargs=-1, required=True)
+@click.pass_context
+def cancel(ctx: click.Context, job_ids: tuple[UUID, ...]) -> None:
+    """Cancel jobs: a waiting one at once, a running one soon; one that has ended keeps its end.
+
+    Prints each id with its state, "running" for one whose worker is asked to end it. Exit code 1 when an id is unknown.
+    """
+
+    async def run() -> bool:
+        unknown = False
+        async with connected(ctx.ensure_object(Common)) as (conn, store):
+            for job_id in job_ids:
+                state = await store.cancel_job(conn, job_id)
+                unknown = unknown or state is None
+                click.echo(f"{job_id} {state or 'unknown'}")
+            with contextlib.suppress(psycopg.Error):
+                await store.notify(conn, "ready")
+                await store.notify(conn, "done")
+        return unknown
+
+    ctx.exit(FAILED if asyncio.run(run()) else 0)
+
+
+@job.command
+@common_options
+@click.argument("job_ids", metavar="ID...", type=click.UUID, nargs=-1, required=True)
+@click.pass_context
+def retry(ctx: click.Context, job_ids: tuple[UUID, ...]) -> None:
+    """Run dead or cancelled jobs again, each as a new job whose id is printed; the old one keeps its end."""
+
+    async def run() -> bool:
+        failed = False
+        async with connected(ctx.ensure_object(Common)) as (conn, store):
+            for job_id in job_ids:
+                try:
+                    new = await store.retry_job(conn, job_id)
+                    if new is None:
+                        raise JobNotFound(job_id)
+                except (JobNotFound, psycopg.errors.ObjectNotInPrerequisiteState) as error:
+                    failed = True
+                    text = str(error).partition("\n")[0]
+                    Failure(text if isinstance(error, JobNotFound) else f"{text}; only such jobs can be run again").show()
+                else:
+                    click.echo(str(new))
+            with contextlib.suppress(psycopg.Error):
+                await store.notify(conn, "ready")
+        return failed
+
+    ctx.exit(FAILED if asyncio.run(run()) else 0)

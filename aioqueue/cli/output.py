@@ -1,0 +1,73 @@
+"""Prints tables, ages and JSON. With rich (the extra `cli`) and a terminal, tables are rich's; otherwise aligned text."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import click
+
+RICH = importlib.util.find_spec("rich") is not None
+"""Whether the extra `cli` is installed."""
+
+
+def _plain(value: object) -> str:
+    match value:
+        case datetime():
+            return value.isoformat()
+        case UUID():
+            return str(value)
+    raise TypeError(f"{type(value).__name__} in JSON output")
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON; times are ISO 8601."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), indent: int = 0) -> None:
+    """Print rows of text under their headers; the columns in `right` are aligned there."""
+    if RICH and sys.stdout.isatty():
+        table = importlib.import_module("rich.table").Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for header in headers:
+            table.add_column(header, justify="right" if header in right else "left", no_wrap=header == "ID")
+        for row in rows:
+            table.add_row(*row)
+        importlib.import_module("rich.console").Console(markup=False, highlight=False).print(table)
+        return
+    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    for row in (headers, *rows):
+        cells = [
+            text.rjust(width) if header in right else text.ljust(width)
+            for header, text, width in zip(headers, row, widths, strict=True)
+        ]
+        click.echo(" " * indent + "  ".join(cells).rstrip())
+
+
+def age(seconds: float | None) -> str:
+    """Return a duration in its largest unit, as '40 s', '3 min', '5 h', '2 d'; '-' for none."""
+    if seconds is None:
+        return "-"
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def moment(at: datetime | None) -> str:
+    """Return a time in the local zone, to the second; '-' for none."""
+    return "-" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def shorten(text: str, width: int | None = None) -> str:
+    """Return one line that fits the terminal."""
+    limit = shutil.get_terminal_size().columns if width is None else width
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: max(1, limit - 1)] + "…"

@@ -1,0 +1,150 @@
+"""The command `status`: one screen of queues, tenants, workers and what is wrong. Reads only, and never counts without bound."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+
+from .failure import UNHEALTHY, Common
+from .options import as_json, common_options, option, reading
+from .output import age, moment, print_json, print_table
+
+CAP = 10_001
+"""Rows of one lane, or of the scheduled ones, that are looked at; shown as 10000+."""
+TOP_TENANTS = 10
+SHOWN_HANDED_BACK = 20
+UNSERVED_SECONDS = 60
+"""Jobs that are ready for longer, in a queue that no living worker serves, are a problem."""
+
+Facts = dict[str, Any]
+
+
+@click.command
+@common_options
+@option("--check", is_flag=True, help="Exit with 3 when there is a problem: for probes and alarms.")
+@as_json
+@click.pass_context
+def status(ctx: click.Context, check: bool, json: bool) -> None:
+    """Show queues, tenants, scheduled jobs, workers and problems.
+
+    Problems, for --check: dead workers that still hold jobs, jobs ready for more than a minute in a queue that no living
+    worker serves, jobs of tasks that no worker knows. Needs a role with the rights of a worker.
+    """
+    found = asyncio.run(_read(ctx.ensure_object(Common)))
+    if json:
+        print_json(found)
+    else:
+        _print(found)
+    if check and found["problems"]:
+        ctx.exit(UNHEALTHY)
+
+
+async def _read(common: Common) -> Facts:
+    async with reading(common) as (conn, store):
+        found: Facts = {
+            "schema": store.schema,
+            "queues": await store.count_lanes(conn, cap=CAP),
+            "scheduled": await store.count_scheduled(conn, cap=CAP),
+            "tenants": await store.count_tenants(conn, cap=CAP, limit=TOP_TENANTS),
+            "workers": await store.list_workers(conn, cap=CAP),
+            "unknown_tasks": await store.count_unknown_tasks(conn, cap=CAP),
+            "handed_back": await store.list_handed_back(conn, cap=CAP, limit=SHOWN_HANDED_BACK),
+        }
+    return {**found, "cap": CAP - 1, "problems": problems(found)}
+
+
+def problems(found: Facts) -> list[str]:
+    """Say what is wrong, each with what to do."""
+    said = [
+        f"worker {_place(w)} is dead and still holds {w['holds']} jobs; a living worker takes them over, start one"
+        for w in found["workers"]
+        if w["dead"] and w["holds"]
+    ]
+    served = {queue for w in found["workers"] if not w["dead"] for queue in w["queues"]}
+    said += [
+        f"queue {q['queue']!r}: jobs ready for {age(q['oldest_ready_seconds'])}, and no living worker serves it; "
+        f"start one with -q {q['queue']}"
+        for q in found["queues"]
+        if q["ready"] and q["queue"] not in served and (q["oldest_ready_seconds"] or 0) > UNSERVED_SECONDS
+    ]
+    said += [
+        f"task {t['task']!r}: {_count(t['jobs'])} jobs wait, no worker that claimed them knows it; start one that does"
+        for t in found["unknown_tasks"]
+    ]
+    return said
+
+
+def _count(number: int, more: bool = False) -> str:
+    return f"{min(number, CAP - 1)}+" if more or number >= CAP else str(number)
+
+
+def _place(worker: Facts) -> str:
+    return str(worker["id"]) if worker["host"] is None else f"{worker['host']}:{worker['pid']}"
+
+
+def _print(found: Facts) -> None:
+    _print_queues(found["queues"])
+    scheduled = found["scheduled"]
+    if scheduled["scheduled"]:
+        seconds = scheduled["next_due_seconds"]
+        due = "is due now" if seconds <= 0 else f"is due in {age(seconds)}, at {moment(scheduled['next_due'])}"
+        click.echo(
+            f"\nscheduled: {_count(scheduled['scheduled'])}, of which {_count(scheduled['retrying'])} ran before; the next {due}"
+        )
+    else:
+        click.echo("\nscheduled: none")
+    if any(t["tenant"] is not None for t in found["tenants"]):
+        click.echo("\ntenants with most ready jobs:")
+        tenants = [(t["tenant"] or "(none)", _count(t["ready"])) for t in found["tenants"]]
+        print_table(("TENANT", "READY"), tenants, right=("READY",), indent=2)
+    _print_workers(found["workers"])
+    if found["unknown_tasks"]:
+        click.echo("\ntasks that no worker knew:")
+        print_table(("TASK", "JOBS"), [(t["task"], _count(t["jobs"])) for t in found["unknown_tasks"]], right=("JOBS",), indent=2)
+    if found["handed_back"]:
+        click.echo("\nwarning: handed back more than 20 times in a row:")
+        rows = [(str(j["id"]), j["task"], j["tenant"] or "-", str(j["spared"]), j["reason"]) for j in found["handed_back"]]
+        print_table(("ID", "TASK", "TENANT", "SPARED", "LAST REASON"), rows, right=("SPARED",), indent=2)
+    for problem in found["problems"]:
+        click.echo(f"\nproblem: {problem}")
+
+
+def _print_queues(queues: list[Facts]) -> None:
+    if not queues:
+        click.echo("no job is ready or running")
+        return
+    rows = [
+        (
+            q["queue"],
+            str(q["priority"]),
+            _count(q["ready"], q["more"]),
+            _count(q["running"], q["more"] and not q["ready"]),
+            age(q["oldest_ready_seconds"]),
+        )
+        for q in queues
+    ]
+    headers = ("QUEUE", "PRIORITY", "READY", "RUNNING", "OLDEST READY")
+    print_table(headers, rows, right=headers[1:])
+
+
+def _print_workers(workers: list[Facts]) -> None:
+    if not workers:
+        click.echo("\nworkers: none")
+        return
+    click.echo("\nworkers:")
+    rows = [
+        (
+            str(w["id"]),
+            _place(w),
+            w["version"] or "-",
+            ",".join(w["queues"] or ("-",)),
+            f"{w['running'] if w['running'] is not None else w['holds']}/{w['concurrency'] or '-'}",
+            f"{age(w['beat_seconds'])} ago" if w["beat_seconds"] is not None else "no row",
+            "dead" if w["dead"] else "alive",
+        )
+        for w in workers
+    ]
+    headers = ("ID", "HOST:PID", "VERSION", "QUEUES", "RUNNING", "LAST BEAT", "STATE")
+    print_table(headers, rows, right=("RUNNING", "LAST BEAT"), indent=2)

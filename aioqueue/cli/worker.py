@@ -1,0 +1,133 @@
+"""The command `worker`: runs one worker in this process until a signal, or until nothing is ready (--drain).
+
+Composes app, signals, logging and event loop; how a worker works and stops stands in ../worker.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import click
+
+from aioqueue import migrate as migrations
+from aioqueue.app import AioQueue
+
+from .eventlog import EventLog
+from .failure import FAILED, Common, Misuse, explain
+from .options import common_options, given_dsn, make_app, option
+from .stopping import Stops, find_stuck, leave
+
+logger = logging.getLogger("aioqueue.worker")
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the options of `worker` say; None: as the app's settings say."""
+
+    queues: tuple[str, ...] | None
+    concurrency: int | None
+    drain: bool | None
+    grace: float | None
+    migrate: bool
+
+
+@click.command
+@common_options
+@option("-q", "--queue", multiple=True, metavar="QUEUE[:WEIGHT]", help="Serve this queue; several, or a,b:3.")
+@option("-c", "--concurrency", type=click.IntRange(min=1), help="Jobs at once (the app's setting: 100).")
+@option("--drain", is_flag=True, help="End once nothing is ready; scheduled jobs are not waited for.")
+@option("--migrate", is_flag=True, help="Bring the schema up to date first, as the role of the DSN.")
+@option("--grace", type=click.FloatRange(min=0), metavar="SECONDS", help="Time for jobs to end after the first signal (25).")
+@option("--uvloop/--no-uvloop", default=True, help="Run on uvloop where it is installed (the default).")
+@option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True, help="What to log.")
+@click.pass_context
+def worker(
+    ctx: click.Context,
+    queue: tuple[str, ...],
+    concurrency: int | None,
+    drain: bool,
+    migrate: bool,
+    grace: float | None,
+    uvloop: bool,
+    log_level: str,
+) -> None:
+    """Run jobs of the app that -A names.
+
+    Signals (SIGTERM, SIGINT): the first drains for the grace period, the second cancels what runs and hands it back
+    without holding it against the jobs, the third exits at once with code 1. Exit code 0 after a clean stop, 1 when the
+    database cannot be reached at the start or a job cannot be stopped, 3 when the schema does not fit.
+    """
+    common = ctx.ensure_object(Common)
+    if common.app is None:
+        raise Misuse("worker needs the app: -A module:app (AIOQUEUE_APP), such as -A tasks:app")
+    level = getattr(logging, log_level.upper())
+    app = make_app(common)
+    # After the import of the app: logging that it has set up itself stays as it is.
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)-7s %(message)s")
+    logging.getLogger("aioqueue").setLevel(level)
+    app.observers.add(EventLog(logger))
+    names = tuple(name for text in queue for name in text.split(",") if name)
+    wanted = Wanted(
+        queues=names or None, concurrency=concurrency, drain=drain or None, grace=grace, migrate=migrate
+    )  # fmt: skip
+    with asyncio.Runner(loop_factory=_loop_factory() if uvloop else None) as runner:
+        ctx.exit(runner.run(_work(app, given_dsn(common, app), wanted, verbose=common.verbose)))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
+    except ImportError:
+        return None
+    return factory
+
+
+async def _work(app: AioQueue, dsn: str | None, wanted: Wanted, *, verbose: bool) -> int:
+    """Run the worker; end the process at once when user code is stuck, after outcomes are recorded and all is closed."""
+    # Our own, so that its threads can be told by name: those of asyncio.to_thread would be waited for without end.
+    threads = ThreadPoolExecutor(thread_name_prefix="aioqueue thread")
+    asyncio.get_running_loop().set_default_executor(threads)
+    stops = Stops(logger)
+    with stops.installed():
+        try:
+            code = await _serve(app, dsn, wanted, stops)
+        except Exception as error:
+            if stuck := await find_stuck(threads):
+                logger.error("%s", explain(error).message, exc_info=error if verbose else None)
+                _say_stuck(stuck)
+                leave(explain(error).exit_code)
+            raise
+        if stuck := await find_stuck(threads):
+            _say_stuck(stuck)
+            leave(FAILED)
+    return code
+
+
+async def _serve(app: AioQueue, dsn: str | None, wanted: Wanted, stops: Stops) -> int:
+    try:
+        # The embedded server's schema is brought up to date by the app itself.
+        if wanted.migrate and dsn is not None:
+            await migrations.migrate(dsn, schema=app.settings.schema)
+        async with app:
+            grace = app.settings.limits.grace if wanted.grace is None else wanted.grace
+            running = app.worker(
+                queues=wanted.queues, concurrency=wanted.concurrency, drain=wanted.drain, grace=grace, standalone=True
+            )
+            stops.worker = running
+            await running.run()
+            return FAILED if running.abandoned else 0
+    except asyncio.CancelledError:
+        if stops.asked and stops.worker is None:
+            return 0
+        raise
+
+
+def _say_stuck(stuck: list[str]) -> None:
+    logger.error("exiting without waiting for what cannot be stopped: %s", ", ".join(stuck))
