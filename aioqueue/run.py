@@ -342,6 +342,8 @@ class Runner:
             case psycopg.errors.QueryCanceled() if self._left(run) < 0.05 * run.limit:
                 run.cause = Cause.TIME_LIMIT
                 return self._ended_by(run, error)
+            case TransactionViolation():
+                return self._failed(run, error, Reason.VIOLATION)
             case _:
                 return self._failed(run, error, Reason.ERROR)
 

@@ -146,8 +146,8 @@ class Store:
         self.sql = {name: as_sql(text, schema) for name, text in texts.items()}
 
     async def execute(self, conn: AsyncConnection[Any], name: str, params: Sequence[object] = ()) -> AsyncCursor[TupleRow]:
-        """Run one of the statements; rows are tuples, whatever the caller's connection makes of its own."""
-        cursor = conn.cursor(row_factory=tuple_row)
+        """Run one of the statements; rows are tuples and parameters %s, whatever the caller's own cursors make of them."""
+        cursor = AsyncCursor(conn, row_factory=tuple_row)
         return await cursor.execute(self.sql[name], params)
 
     async def _dicts(self, conn: AsyncConnection[Any], name: str, params: Mapping[str, object]) -> list[dict[str, Any]]:

@@ -16,8 +16,9 @@ from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection, AsyncTransaction
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import TupleRow
+from psycopg.transaction import OutOfOrderTransactionNesting
 
 from .context import JobTransaction, current_job
 from .database import Database, NoFreeConnection, connection_lost, deadline
@@ -53,17 +54,18 @@ class OpenTransaction:
     async def begin(self, seconds: float) -> None:
         """BEGIN and the local settings, in one round trip; `seconds` is what is left of the job's time limit."""
         limit = f"{max(1, int(seconds * 1000))}ms"
+        rollback = self._settings.limits.rollback
         values = {
             self._settings.tenant_setting: self._job.tenant or "",
             MARKER: self._marker,
             "row_security": "on",
             "statement_timeout": limit,
             "lock_timeout": limit,
-            "idle_in_transaction_session_timeout": f"{int(min(self._settings.lease.lease, seconds) * 1000) + 1}ms",
+            # It ends the session: the net below the cancellation, so a little later than that.
+            "idle_in_transaction_session_timeout": f"{int((min(self._settings.lease.lease, seconds) + rollback) * 1000)}ms",
         }
         if self._conn.info.server_version >= HAS_TRANSACTION_TIMEOUT:
-            # It ends the session: the net below the cancellation, so a little later than that.
-            values["transaction_timeout"] = f"{int((seconds + self._settings.limits.rollback) * 1000)}ms"
+            values["transaction_timeout"] = f"{int((seconds + rollback) * 1000)}ms"
         async with deadline(self._conn, self._settings.pool.deadline), self._conn.pipeline():
             await self._transaction.__aenter__()
             await self._store.set_local(self._conn, values)
@@ -93,11 +95,14 @@ class OpenTransaction:
     async def _end(self, send: Callable[[], Awaitable[None]]) -> BaseException | None:
         """Send the last statement, COMMIT and the scrub; an error returned (not raised) leaves open whether COMMIT was good."""
         self._check_status()
+        self._restore()
         try:
             async with deadline(self._conn, self._settings.pool.deadline), self._conn.pipeline():
                 await send()
                 await self._transaction.__aexit__(None, None, None)
                 await self._store.scrub(self._conn)
+        except OutOfOrderTransactionNesting:
+            raise TransactionViolation("the task broke its transaction: it left a transaction() block open") from None
         except psycopg.Error as error:
             if error.sqlstate == NOT_OWNED:
                 raise LeaseLost(self._job.job_id) from None
@@ -108,7 +113,8 @@ class OpenTransaction:
             self._ended = True
             self.face.detach()
             await self._conn.close()
-            return error
+            # Only after a good COMMIT is the tail reached: then the outcome stands.
+            return None if "scrub()" in (error.diag.context or "") else error
         self._ended = True
         await self._give_back()
         return None
@@ -116,6 +122,8 @@ class OpenTransaction:
     def _check_status(self) -> None:
         if self._conn.closed:
             raise psycopg.OperationalError("the connection of the job's transaction was lost")
+        if self._conn.pgconn.pipeline_status != PipelineStatus.OFF:
+            raise TransactionViolation("the task broke its transaction: it left a pipeline() block open")
         status = self._conn.info.transaction_status
         if status == TransactionStatus.INERROR:
             raise TransactionViolation(
@@ -158,6 +166,7 @@ class OpenTransaction:
                         await self._transaction.__aexit__(type(error), error, error.__traceback__)
                     if self._conn.info.transaction_status != TransactionStatus.IDLE:
                         await self._conn.rollback()
+                    self._restore()
                     await self._store.scrub(self._conn)
                 await self._give_back()
                 return
@@ -166,12 +175,19 @@ class OpenTransaction:
         await self._conn.close()
 
     async def _give_back(self) -> None:
-        """Put back what user code may have set on the connection object, for the next job."""
+        """Leave the connection to the next job, or close it where user code changed what cannot be put back."""
         self.face.detach()
-        conn: Any = self._conn
-        if (conn.isolation_level, conn.read_only, conn.deferrable) != self._modes or not conn.autocommit:
+        conn = self._conn
+        if (
+            (conn.isolation_level, conn.read_only, conn.deferrable) != self._modes
+            or not conn.autocommit
+            or conn.pgconn.pipeline_status != PipelineStatus.OFF
+        ):
             await conn.close()
-            return
+
+    def _restore(self) -> None:
+        """Put back what user code may have set on the connection object: our own statements are next, then another job."""
+        conn: Any = self._conn
         conn.row_factory, conn.cursor_factory, conn.server_cursor_factory, conn.prepare_threshold = self._saved
         # psycopg has no public way to drop a connection's own adapters and handlers.
         conn._adapters = None
