@@ -1,0 +1,1 @@
+"""Measurements and long trials of the library; each module is a script with --help and says what it printed where."""

@@ -1,0 +1,122 @@
+"""Broken copies of single rules of the storage engine; the chaos run (chaos.py) must catch every one of them.
+
+A sabotage replaces parts of a function's text in the scratch schema, or the floor's rule in this process. A pause in the
+broken copy only widens the moment in which the broken order can be seen; in the right order it would do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import LiteralString, cast
+from uuid import UUID
+
+from psycopg import AsyncConnection, sql
+from psycopg.rows import TupleRow
+
+from aioqueue.floor import LaneFloor, Snapshot
+from aioqueue.sql import functions, place
+
+Changes = tuple[tuple[str, str], ...]
+
+
+class NeverRewinds(LaneFloor[UUID]):
+    """The end of a transaction that was set aside is ignored."""
+
+    def _rewind(self, value: int) -> None:
+        pass
+
+
+class NeverWaits(LaneFloor[UUID]):
+    """The floor moves up although transactions that were running then have not ended."""
+
+    def observe(self, value: int, snapshot: Snapshot, now: float) -> None:
+        super().observe(value, Snapshot(snapshot.xmax, frozenset()), now)
+
+
+@dataclass(frozen=True)
+class Sabotage:
+    """One broken rule: changes of functions by name, or a floor."""
+
+    rule: str
+    changes: Mapping[str, Changes] = field(default_factory=dict)
+    floor: type[LaneFloor[UUID]] = LaneFloor
+
+
+_READ_V = (
+    "    FOR i IN 1..cardinality(p_lanes) LOOP\n        vts := vts || aioqueue.virtual_time(p_lanes[i]);\n    END LOOP;\n"
+)
+_FENCE = ((" AND l.worker = p_worker", ""),)
+
+SABOTAGES: dict[str, Sabotage] = {
+    "fence": Sabotage(
+        "every write about a running job names the worker's identity",
+        {"record": _FENCE, "finish": _FENCE},
+    ),
+    "xid-first": Sabotage(
+        "enqueue takes its XID before it reads the virtual time",
+        {
+            "enqueue_many": (
+                (
+                    "    PERFORM pg_current_xact_id();\n",
+                    "    PERFORM set_config('aioqueue_chaos.v', (SELECT jsonb_object_agg(x.lane, aioqueue.virtual_time(x.lane))"
+                    " FROM (SELECT DISTINCT aioqueue.lane(e.v ->> 'queue', (e.v ->> 'priority')::integer) AS lane"
+                    " FROM jsonb_array_elements(jobs) AS e (v)) x)::text, true);\n"
+                    "    PERFORM pg_sleep(0.15);\n    PERFORM pg_current_xact_id();\n",
+                ),
+            ),
+            "next_tag": (
+                (
+                    "v      bigint := aioqueue.virtual_time(p_lane);",
+                    "v      bigint := coalesce((nullif(pg_catalog.current_setting('aioqueue_chaos.v', true), '')::jsonb"
+                    " ->> p_lane::text)::bigint, aioqueue.virtual_time(p_lane));",
+                ),
+            ),
+        },
+    ),
+    "claim-lock": Sabotage(
+        "a claim locks its own worker's row",
+        {"claim": ((" FOR KEY SHARE;", ";"),)},
+    ),
+    "rescue-list": Sabotage(
+        "a dead worker stays on the list until a pass finds nothing of it",
+        {"rescue": (("IF moved = 0 AND NOT EXISTS (SELECT FROM aioqueue.live l WHERE l.worker = w) THEN", "IF true THEN"),)},
+    ),
+    "tick-order": Sabotage(
+        "a tick reads the virtual times first, then the snapshot",
+        {
+            "tick": (
+                (_READ_V, ""),
+                ("    clock := clock_timestamp();\n", ""),
+                (" AS x), ',');\n", f" AS x), ',');\n    PERFORM pg_sleep(0.04);\n{_READ_V}    clock := clock_timestamp();\n"),
+            ),
+        },
+    ),
+    "new-position": Sabotage(
+        "whatever makes a job ready again gives it a new position",
+        {
+            "return_job": (
+                (
+                    "    PERFORM aioqueue.make_ready(ARRAY[p_lane], ARRAY[p_row.job_id], ARRAY[p_row.tenant], ARRAY[p_row.attempt],\n"
+                    "                                ARRAY[p_row.spared + p_spare::integer]);\n",
+                    "    INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, spared) VALUES (p_lane, p_row.vt,"
+                    " p_row.job_id, p_row.tenant, p_row.attempt, p_row.spared + p_spare::integer);\n",
+                ),
+            ),
+        },
+    ),
+    "floor-wait": Sabotage("a floor waits for every transaction that was running", floor=NeverWaits),
+    "floor-rewind": Sabotage("a floor goes back when a transaction that was set aside ends", floor=NeverRewinds),
+}
+
+
+async def install(conn: AsyncConnection[TupleRow], schema: str, sabotage: Sabotage) -> None:
+    """Replace the functions by their broken copies. Raises LookupError when a text to be replaced is not there any more."""
+    for name, changes in sabotage.changes.items():
+        text = functions()[name]
+        for old, new in changes:
+            if old not in text:
+                raise LookupError(f"{name}.sql no longer says {old!r}: bring the sabotage up to date")
+            text = text.replace(old, new)
+        # The text is the package's own file with the changes above.
+        await conn.execute(sql.SQL(cast("LiteralString", place(text, schema))))
