@@ -104,10 +104,9 @@ class Session:
     async def open_job(self, job: Claimed, setting: str = "app.tenant") -> None:
         """Begin the job's own transaction as the runtime does: tenant and marker set locally."""
         await self.begin()
-        await self.rows(
-            "SELECT set_config('aioqueue_job.marker', %s, true), set_config(%s, %s, true)",
-            "marker", setting, job.tenant or "",
-        )  # fmt: skip
+        await self.store.set_local(
+            self.conn, {setting: job.tenant or "", "aioqueue_job.marker": "marker", "row_security": "on"}
+        )
 
     async def finish(self, job: Claimed, result: str = "null") -> None:
         await self.store.finish(self.conn, job, marker="marker", setting="app.tenant", result=result)

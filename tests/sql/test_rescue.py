@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.sql.engine import Session, blocked, changed, entry
+from aioqueue.job import SUSPECT, lane
+from tests.sql.engine import LANE, Session, blocked, changed, entry
 
 pytestmark = pytest.mark.anyio
 
@@ -36,18 +37,19 @@ async def test_a_worker_does_not_rescue_from_itself(boss: Session, one: Session)
     assert await one.rescue(0) == (worker, 0)
 
 
-async def test_later_losses_wait_and_the_last_attempt_is_dead(boss: Session, one: Session) -> None:
+async def test_later_losses_wait_in_the_suspect_lane_and_the_last_attempt_is_dead(boss: Session, one: Session) -> None:
     job_id = await one.enqueue_one(max_attempts=3)
-    states = []
+    states, lanes = [], []
     for _ in range(3):
         worker = await one.register()
         await one.store.promote(one.conn, limit=10)
-        await one.claim_one(worker)
+        lanes.append((await one.claim_one(worker, lanes=(LANE, lane("default", SUSPECT)))).lane)
         await boss.end_lease(worker)
         await one.rescue()
         states.append(await one.state(job_id))
         await boss.rows("UPDATE aioqueue.scheduled SET run_at = '2020-01-01Z'")
     assert states == ["ready", "scheduled", "dead"]
+    assert lanes == [LANE, LANE, lane("default", SUSPECT)]
     assert [row[:2] for row in await one.attempts(job_id)] == [(n, "worker lost") for n in (1, 2, 3)]
     assert await one.places(job_id) == ["outcome"]
 
