@@ -17,7 +17,7 @@ from psycopg import AsyncConnection, AsyncCursor, sql
 from psycopg.rows import TupleRow, dict_row, tuple_row
 
 from .floor import Snapshot
-from .job import PRIORITIES, AttemptError, Claimed, JobState, JobStatus, NewJob, Position, lane
+from .job import PRIORITIES, SUSPECT, AttemptError, Claimed, JobState, JobStatus, NewJob, Position, lane
 from .settings import check_schema_name
 from .sql import as_sql, statements
 
@@ -392,7 +392,7 @@ class Store:
         """
         filters: dict[str, object] = {"queue": queue, "tenant": tenant, "task": task, "window": window, "limit": limit}
         if state in (JobState.READY, JobState.RUNNING):
-            lanes = None if queue is None else _array(lane(queue, priority) for priority in PRIORITIES)
+            lanes = None if queue is None else _array(lane(queue, level) for level in (*PRIORITIES, SUSPECT))
             rows = await self._dicts(conn, "list_live", {**filters, "lanes": lanes, "running": state == JobState.RUNNING})
         elif state == JobState.SCHEDULED:
             rows = await self._dicts(conn, "list_scheduled", filters)
