@@ -45,10 +45,10 @@ async def test_a_batch_with_every_kind_of_outcome(boss: Session, one: Session) -
         "SELECT id, spared, result, reason, error_type, error, unknown_task FROM aioqueue.jobs"
     )
     seen = {row[0]: row[1:] for row in facts}
-    assert seen[jobs[0].job_id] == (None, {"sum": 3}, None, None, None, None)
+    assert seen[jobs[0].job_id] == (0, {"sum": 3}, None, None, None, None)
     assert seen[jobs[1].job_id] == (0, None, "error", "E", "boom", None)
-    assert seen[jobs[3].job_id] == (None, None, "error", "E", "for good", None)
-    assert seen[jobs[4].job_id] == (None, None, "cancelled", None, "no more", None)
+    assert seen[jobs[3].job_id] == (0, None, "error", "E", "for good", None)
+    assert seen[jobs[4].job_id] == (0, None, "cancelled", None, "no more", None)
     assert seen[jobs[5].job_id] == (1, None, "snoozed", None, None, None)
     assert seen[jobs[6].job_id] == (1, None, "interrupted", None, None, None)
     assert seen[jobs[7].job_id] == (1, None, "unknown task", None, None, "t")
