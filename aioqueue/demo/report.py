@@ -29,8 +29,8 @@ class TenantRow:
     attempts: int
     runs: int
     sent: int
-    run_milliseconds: float
-    wait_milliseconds: float
+    claimed_milliseconds: float
+    waited_milliseconds: float
 
     @property
     def ok(self) -> bool:

@@ -23,8 +23,8 @@ from .tasks import LEASE, MAIL_SECONDS, QUEUE, Statement, divide, make_statement
 WORKERS = 3
 NEIGHBOURS = 10
 """Ordinary jobs enqueued in one transaction with the poison job."""
-CONNECTIONS = 5
-"""Connections of one worker at most: its pool of four and one listener."""
+CONNECTIONS = 6
+"""Connections of one worker at most: its pool of four, one listener, one guard."""
 LONGEST = 180.0
 """Seconds after which the demo gives up."""
 
@@ -229,7 +229,7 @@ class Demo:
     async def _stop(self) -> None:
         self._screen.step("Stop the workers (SIGTERM)", "a worker that stops lets its jobs end; nothing stays running")
         most = max(phase.connections for phase in self._stage.sampler.phases)
-        wanted = f"at most {WORKERS * CONNECTIONS}: a pool of 4 and a listener for each of {WORKERS} workers"
+        wanted = f"at most {WORKERS * CONNECTIONS}: a pool of 4, a listener and a guard for each of {WORKERS} workers"
         self._stage.check(f"the most connections seen ({wanted})", most, wanted, ok=0 < most <= WORKERS * CONNECTIONS)
         self._workers.stop()
         await self._work
