@@ -1,0 +1,29 @@
+"""show_job: one job with all that is known of it."""
+
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from tests.sql.engine import Session, entry
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_job_with_payload_and_result(one: Session) -> None:
+    job_id = await one.enqueue_one(payload='{"a": [1, "ü"]}', tenant="x")
+    worker = await one.register()
+    await one.record(worker, entry(await one.claim_one(worker), r={"total": 3}))
+    found = await one.store.show_job(one.conn, job_id)
+    assert found is not None
+    assert (found["state"], found["payload"], found["result"]) == ("succeeded", {"a": [1, "ü"]}, {"total": 3})
+    assert (found["tenant"], found["attempt"], found["retry_of"]) == ("x", 1, None)
+
+
+async def test_unknown(one: Session) -> None:
+    assert await one.store.show_job(one.conn, uuid4()) is None
+
+
+async def test_not_for_the_client(guest: Session) -> None:
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        await guest.store.show_job(guest.conn, uuid4())
