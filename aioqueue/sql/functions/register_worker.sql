@@ -5,7 +5,8 @@ CREATE OR REPLACE FUNCTION aioqueue.register_worker(
     p_worker bigint, p_host text, p_pid integer, p_version text, p_queues text[], p_concurrency integer,
     p_lease double precision, p_tasks jsonb
 ) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE at timestamptz;
 BEGIN
     PERFORM pg_current_xact_id();

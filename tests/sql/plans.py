@@ -1,0 +1,139 @@
+"""The plans that really run inside the functions: auto_explain's nested plans, caught as notices.
+
+The data set is made once: 100,000 rows in every table, never analysed, no autovacuum.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, LiteralString, cast
+
+import psycopg
+from psycopg import sql
+
+from aioqueue.job import lane
+from aioqueue.sql import place
+
+ROWS = 100_000
+LANE = lane("default", 0)
+CLAIMED = 20_000
+WORKER = 4_711
+Node = dict[str, Any]
+
+FILL = """
+ALTER TABLE aioqueue.live SET (autovacuum_enabled = off);
+ALTER TABLE aioqueue.scheduled SET (autovacuum_enabled = off);
+ALTER TABLE aioqueue.job_default SET (autovacuum_enabled = off);
+ALTER TABLE aioqueue.outcome_default SET (autovacuum_enabled = off);
+ALTER TABLE aioqueue.attempt_default SET (autovacuum_enabled = off);
+CREATE FUNCTION pg_temp.id(part integer, n integer) RETURNS uuid LANGUAGE sql AS
+    $$ SELECT (lpad(to_hex(part), 8, '0') || lpad(to_hex(n), 4, '0') || '7000' || '8000' || lpad(to_hex(n), 12, '0'))::uuid $$;
+INSERT INTO aioqueue.job (id, task, queue, tenant, priority, max_attempts, payload, created_at)
+SELECT pg_temp.id(part, n), 't', 'default', 'T' || n % 500, 0, 5, '{}', now()
+  FROM generate_series(1, 3) part, generate_series(1, :rows) n;
+INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, worker, claimed_at)
+SELECT :lane, n * 100, pg_temp.id(1, n), 'T' || n % 500, CASE WHEN n <= :claimed THEN 1 ELSE 0 END,
+       CASE WHEN n <= :claimed THEN :worker END, CASE WHEN n <= :claimed THEN now() END FROM generate_series(1, :rows) n;
+INSERT INTO aioqueue.scheduled (run_at, job_id, lane, tenant)
+SELECT '2020-01-01Z'::timestamptz + n * interval '1 hour', pg_temp.id(2, n), :lane, 'T' || n % 500 FROM generate_series(1, :rows) n;
+INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, finished_at)
+SELECT pg_temp.id(3, n), CASE WHEN n % 10 = 0 THEN 'dead' ELSE 'succeeded' END, 1, 0, '1', now() FROM generate_series(1, :rows) n;
+INSERT INTO aioqueue.attempt (job_id, attempt, reason, error_type, finished_at)
+SELECT pg_temp.id(3, n), 1, 'error', 'E', now() FROM generate_series(1, :rows) n;
+INSERT INTO aioqueue.worker (id, host, pid, version, queues, concurrency, started_at, beat_at, lease_until)
+VALUES (:worker, 'h', 1, '0', '{}', 1, now(), now(), now() + interval '1 day');
+"""
+
+
+def text(statement: str, schema: str) -> sql.SQL:
+    return sql.SQL(cast("LiteralString", place(statement, schema)))
+
+
+def walk(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from walk(child)
+
+
+@dataclass
+class Plans:
+    """What ran for one call, outermost statement last."""
+
+    found: list[Node] = field(default_factory=list)
+
+    def nodes(self) -> Iterator[Node]:
+        for plan in self.found:
+            yield from walk(plan["Plan"])
+
+    def indexes(self) -> set[str]:
+        return {node["Index Name"] for node in self.nodes() if "Index Name" in node}
+
+    def check(self, *indexes: str, small: tuple[str, ...] = ("worker", "cancel", "task")) -> None:
+        """Each index is used, and no table but the small ones is read by anything else; no table's rows are sorted."""
+        assert set(indexes) <= self.indexes(), f"{indexes} expected, got {self.indexes()}"
+        for node in self.nodes():
+            kind = node["Node Type"]
+            if kind in ("Seq Scan", "Bitmap Heap Scan"):
+                assert node["Relation Name"] in small, node
+            if "Sort" in kind:
+                tables = {child["Relation Name"] for child in walk(node) if "Relation Name" in child}
+                assert not tables, f"{kind} of rows of {tables}"
+            if "Join" in kind:
+                assert kind not in ("Hash Join", "Merge Join"), node
+
+    def rows_touched(self) -> int:
+        """The largest number of rows that one scan of a table returned or threw away."""
+        return max(
+            int(
+                (node.get("Actual Rows", 0) + node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0))
+                * node.get("Actual Loops", 1)
+            )
+            for node in self.nodes()
+            if "Relation Name" in node
+        )
+
+
+class Watched:
+    """A superuser's session whose every nested plan is caught."""
+
+    def __init__(self, dsn: str, schema: str) -> None:
+        self.schema = schema
+        self.conn = psycopg.connect(dsn, autocommit=True)
+        self.caught = Plans()
+        self.conn.add_notice_handler(self._take)
+        self.conn.execute("LOAD 'auto_explain'")
+        for name, value in {
+            "log_min_duration": "0", "log_nested_statements": "on", "log_analyze": "on", "log_buffers": "on", "log_timing": "off",
+            "log_format": "json", "log_level": "notice",
+        }.items():  # fmt: skip
+            self.conn.execute(text(f"SET auto_explain.{name} = '{value}'", schema))
+
+    def _take(self, notice: psycopg.errors.Diagnostic) -> None:
+        _, marker, plan = (notice.message_primary or "").partition("plan:\n")
+        if marker:
+            self.caught.found.append(json.loads(plan))
+
+    def run(self, statement: str, *params: object, keep: bool = False) -> tuple[Plans, list[tuple[Any, ...]]]:
+        """Call one function; its plans and rows. Nothing of it stays unless asked for."""
+        self.caught = Plans()
+        with self.conn.transaction(force_rollback=not keep):
+            cursor = self.conn.execute(text(statement, self.schema), params or None)
+            rows = cursor.fetchall() if cursor.description else []
+        return self.caught, rows
+
+    def close(self) -> None:
+        self.conn.close()
+
+
+def fill(dsn: str, schema: str) -> None:
+    """Make the data set; quick, since it goes around the functions."""
+    statements = FILL
+    for name, value in {"rows": ROWS, "lane": LANE, "claimed": CLAIMED, "worker": WORKER}.items():
+        statements = statements.replace(f":{name}", str(value))
+    with psycopg.connect(dsn) as conn:
+        conn.execute(text(statements, schema))
+
+
+def job_id(part: int, n: int) -> str:
+    """The id of row n: part 1 live, 2 scheduled, 3 ended."""
+    return f"{part:08x}-{n:04x}-7000-8000-{n:012x}"
