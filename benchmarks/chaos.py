@@ -85,8 +85,10 @@ async def run(dsn: str, seconds: float, seed: int, workers: int, rate: float, sa
 async def act(chaos: Chaos, watcher: psycopg.AsyncConnection[psycopg.rows.TupleRow], workers: int, rate: float) -> None:
     """Let the actors act until everything has ended, then let what the workers left be rescued."""
     async with asyncio.TaskGroup() as group:
-        for number in range(workers):
-            group.create_task(ChaosWorker(chaos, number, mortal=number > 0).run())
+        crowd: list[ChaosWorker] = []
+        crowd.extend(ChaosWorker(chaos, number, crowd, mortal=number > 0) for number in range(workers))
+        for worker in crowd:
+            group.create_task(worker.run())
         group.create_task(Canceller(chaos).run())
         enqueuers = [group.create_task(Enqueuer(chaos, number, rate).run()) for number in range(10)]
         await asyncio.wait(enqueuers)

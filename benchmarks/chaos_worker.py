@@ -14,6 +14,7 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
+from uuid import UUID
 
 import psycopg
 from psycopg import AsyncConnection
@@ -59,7 +60,7 @@ class ChaosWorker:
 
     conn: AsyncConnection[TupleRow]
 
-    def __init__(self, chaos: Chaos, number: int, *, mortal: bool) -> None:
+    def __init__(self, chaos: Chaos, number: int, others: list[ChaosWorker], *, mortal: bool) -> None:
         self._chaos = chaos
         self._store = chaos.store
         self._number = number
@@ -77,6 +78,8 @@ class ChaosWorker:
         self._lease_end = 0.0
         self._ticks = 0
         self._below: set[tuple[object, ...]] | None = None
+        self._owed: list[tuple[int, int, tuple[int, UUID]]] = []
+        self._all = others
 
     def _restarted(self) -> None:
         self._chaos.counts["server restarts seen"] += 1
@@ -144,13 +147,34 @@ class ChaosWorker:
                 self._chaos.counts["rescued"] += found[1]
         if now > self._next_tick:
             self._next_tick = now + TICK
-            tick = await self._ticker.tick()
             self._ticks += 1
+            tick = await self._ticker.tick()
+            self._settle_owed()
             if tick.next_due is not None and tick.next_due <= tick.clock:
                 number = await self._store.promote(self.conn, due_from=self._ticker.due_from(), limit=100)
                 self._chaos.counts["promoted"] += max(0, number)
             if self._ticks % AUDIT_EVERY < 2:
                 await self._audit()
+
+    def owe(self, jobs: Sequence[Claimed], before: dict[int, tuple[int, UUID]]) -> None:
+        """Jobs that another worker found ready where this one's floor had passed (before that claim, and still).
+
+        Right only if they were committed after this worker's last tick looked; then its next tick takes the floor back.
+        """
+        for job in jobs:
+            position = job.vt, job.job_id
+            if position < before[job.lane] and position < self._floors[job.lane].start:
+                self._owed.append((self._ticks, job.lane, position))
+
+    def starts(self) -> dict[int, tuple[int, UUID]]:
+        """Where this worker's scans begin now."""
+        return {number: self._floors[number].start for number in self._floors.lanes}
+
+    def _settle_owed(self) -> None:
+        below = [owed for owed in self._owed if owed[2] < self._floors[owed[1]].start]
+        for _, number, position in (owed for owed in below if owed[0] < self._ticks):
+            self._chaos.fault(f"worker {self._number}: its floor in lane {number} passed the ready position {position}")
+        self._owed = [owed for owed in below if owed[0] == self._ticks]
 
     async def _audit(self) -> None:
         """What is ready below a floor before a tick and still after it was committed when the tick looked: it is lost."""
@@ -174,6 +198,7 @@ class ChaosWorker:
             self._below = None
 
     async def _claim(self, limit: int) -> list[Claimed]:
+        before = [(worker, worker.starts()) for worker in self._all]
         try:
             jobs = await self._ask(limit)
         except psycopg.Error as error:
@@ -183,6 +208,8 @@ class ChaosWorker:
             await self._beat()
             return []
         self._claimed(jobs)
+        for worker, starts in before:
+            worker.owe(jobs, starts)
         return jobs
 
     async def _ask(self, limit: int) -> list[Claimed]:

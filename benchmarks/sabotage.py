@@ -88,7 +88,7 @@ SABOTAGES: dict[str, Sabotage] = {
             "tick": (
                 (_READ_V, ""),
                 ("    clock := clock_timestamp();\n", ""),
-                (" AS x), ',');\n", f" AS x), ',');\n    PERFORM pg_sleep(0.04);\n{_READ_V}    clock := clock_timestamp();\n"),
+                (" AS x), ',');\n", f" AS x), ',');\n    PERFORM pg_sleep(0.1);\n{_READ_V}    clock := clock_timestamp();\n"),
             ),
         },
     ),
