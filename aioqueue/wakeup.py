@@ -25,7 +25,7 @@ from .listen import Kind
 from .store import Store
 
 DEBOUNCE = 0.01
-"""Seconds from the first hint to its notification; what comes in between is one notification."""
+"""Seconds between two notifications: a first hint goes out at once, what follows within this time is one more."""
 LOOK = 0.005
 """Seconds between looks at the watched connections, in memory; a twentieth of the youngest age, up to ASK."""
 ASK = 0.05
@@ -63,7 +63,7 @@ class Notifier:
         self._pending: set[Kind] = set()
         self._watched: dict[ReferenceType[AsyncConnection[Any]], _Watched] = {}
         self._of_job: dict[UUID, _Watched] = {}
-        self._next_ask = 0.0
+        self._next_ask = self._sent_at = 0.0
         self._event = asyncio.Event()
 
     def hint(self, kind: Kind) -> None:
@@ -121,8 +121,8 @@ class Notifier:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._event.wait()
-        if self._pending:
-            await asyncio.sleep(DEBOUNCE)
+        if self._pending and (early := self._sent_at + DEBOUNCE - time.monotonic()) > 0:
+            await asyncio.sleep(early)
 
     def _look(self, also: _Watched | None = None) -> None:
         for watched in list(self._watched.values()):
@@ -141,6 +141,7 @@ class Notifier:
         kinds, self._pending = self._pending, set()
         try:
             if kinds:
+                self._sent_at = time.monotonic()
                 async with self._database.runtime(CALL_SECONDS) as conn:
                     for kind in sorted(kinds):
                         await self._store.notify(conn, kind)
