@@ -32,7 +32,7 @@ LOWEST_ID = UUID(int=0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _CALLS = {
-    "enqueue_many": "SELECT max(pg_current_xact_id()::text) FROM aioqueue.enqueue_many(%s::text::jsonb)",
+    "enqueue_many": "SELECT pg_catalog.max(pg_catalog.pg_current_xact_id()::text) FROM aioqueue.enqueue_many(%s::text::jsonb)",
     "known_tasks": "SELECT aioqueue.known_tasks()",
     "claim": "SELECT * FROM aioqueue.claim(%s::bigint, %s::bigint[], %s::bigint[], %s::uuid[],"
     " %s::integer[], %s::integer[], %s::integer)",
@@ -288,9 +288,9 @@ class Store:
 
     async def set_local(self, conn: AsyncConnection[Any], values: dict[str, str]) -> None:
         """Set settings for the current transaction only; keeps the role as it is now, for check_transaction."""
-        calls = sql.SQL(", ").join([sql.SQL("set_config(%s, %s, true)")] * len(values))
+        calls = sql.SQL(", ").join([sql.SQL("pg_catalog.set_config(%s, %s, true)")] * len(values))
         await conn.execute(
-            sql.SQL("SELECT set_config('aioqueue_job.role', current_setting('role'), true), {}").format(calls),
+            sql.SQL("SELECT pg_catalog.set_config('aioqueue_job.role', pg_catalog.current_setting('role'), true), {}").format(calls),
             [part for pair in values.items() for part in pair],
         )
 
