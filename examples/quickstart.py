@@ -29,7 +29,7 @@ app = AioQueue()
 @app.task(retry=Retry(max_attempts=3, base=0.1))
 async def add_up(tx: JobTransaction, order: Order) -> Receipt:
     """Runs in one transaction; what it writes, its result and its success are committed together."""
-    total = await tx.fetch_value("SELECT sum(cents) FROM unnest(%s::bigint[]) AS cents", [order.cents])
+    total = await tx.fetch_value("SELECT sum(cents) FROM unnest(%s::int[]) AS cents", [order.cents])
     return Receipt(text=f"{order.customer}, {order.day:%d %B %Y}", cents=total)
 
 

@@ -1,0 +1,140 @@
+"""The documentation holds: its code compiles and runs, its commands and options are there, its links and tests exist."""
+
+import ast
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import psycopg
+import pytest
+
+from aioqueue import migrate
+from aioqueue.cli.main import cli
+from tests.postgres import Database
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def python_blocks() -> list[tuple[str, str]]:
+    return [(f"{page.name}:{number}", text) for page in PAGES for number, text in enumerate(blocks(page, "python"), 1)]
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(python_blocks()) >= 6
+    assert len(PAGES) >= 7
+
+
+@pytest.mark.parametrize(("name", "text"), python_blocks(), ids=[name for name, _ in python_blocks()])
+def test_python_compiles(name: str, text: str) -> None:
+    compile(text, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.fixture
+def default_schema(fresh_database: Callable[[], Database]) -> Iterator[Database]:
+    """A database with the schema under its default name, which the documentation uses."""
+    database = fresh_database()
+
+    async def prepare() -> None:
+        await migrate.migrate(database.dsn("owner"))
+        await migrate.grant(database.dsn("owner"), role="aioqueue_worker", kind="worker")
+
+    asyncio.run(prepare())
+    yield database
+
+
+def test_the_quickstart_of_the_readme_runs(default_schema: Database, tmp_path: Path) -> None:
+    files = {found[1]: text for text in blocks(ROOT / "README.md", "python") if (found := re.match(r"# (\w+\.py)\n", text))}
+    assert set(files) == {"tasks.py", "main.py"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "main.py"],
+        cwd=tmp_path,
+        env={"AIOQUEUE_DSN": default_schema.dsn("worker"), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1550", "1550"]
+
+
+def test_the_sql_of_the_readme_runs(default_schema: Database) -> None:
+    enqueue, policy = blocks(ROOT / "README.md", "sql")
+    with psycopg.connect(default_schema.dsn("owner")) as conn:
+        row = conn.execute(enqueue.encode()).fetchone()
+        assert row is not None
+        found = conn.execute("SELECT task, tenant, payload ->> 'to' FROM aioqueue.job WHERE id = %s", row).fetchone()
+        assert found == ("tasks.send", "42", "ada@example.org")
+        conn.execute("CREATE SCHEMA own; SET search_path = own; CREATE TABLE invoices (tenant_id int)")
+        conn.execute(policy.encode())
+
+
+def commands(group: click.Group, path: str = "") -> dict[str, click.Command]:
+    found: dict[str, click.Command] = {}
+    for name, command in group.commands.items():
+        found[f"{path}{name}"] = command
+        if isinstance(command, click.Group):
+            found |= commands(command, f"{path}{name} ")
+    return found
+
+
+def options(command: click.Command) -> set[str]:
+    return {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts) if name[0] == "-"}
+
+
+def test_every_command_line_names_what_there_is() -> None:
+    known = commands(cli)
+    lines = [line for page in PAGES for line in re.findall(r"python -m aioqueue ([^`'\n]*)", page.read_text())]
+    assert len(lines) >= 6
+    for line in lines:
+        words = re.sub(r"^(--dsn \S+ )", "", line).split()
+        if words[0].isupper():  # a placeholder
+            continue
+        assert words[0] in known, line
+        command = known[words[0]]
+        unknown = {word for word in words if re.match(r"--?[a-zA-Z]", word)} - options(command) - options(cli)
+        assert not unknown, line
+
+
+def test_every_option_stands_in_the_reference() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    for name, command in commands(cli).items():
+        assert name in text or name.split()[0] in text, name
+        missing = {option for option in options(command) if f"`{option}" not in text} - {"--help"}
+        assert not missing, f"{name}: {missing}"
+
+
+def test_every_option_of_the_reference_exists() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    known = set().union(*(options(command) for command in commands(cli).values()), options(cli), {"--help"})
+    assert set(re.findall(r"`(--?[a-z-]+)", text)) <= known | {"-A", "-"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_the_named_tests_exist() -> None:
+    named = re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", (ROOT / "docs" / "promises.md").read_text())
+    assert len(named) >= 12
+    for file, test in named:
+        assert (ROOT / file).is_file(), file
+        assert not test or re.search(rf"def {test}\(", (ROOT / file).read_text()), f"{file}::{test}"
+
+
+def test_nobody_is_told_to_install_another_project() -> None:
+    for page in PAGES:
+        assert not re.search(r"pip install (-\S+ )*['\"]?aioqueue(\[|['\"]?\s|['\"]?$)", page.read_text(), re.MULTILINE)
