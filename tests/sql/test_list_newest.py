@@ -1,6 +1,7 @@
 """list_newest: the newest jobs with their states, a bounded look, the next page."""
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -27,7 +28,7 @@ async def test_newest_first_with_every_state(boss: Session, one: Session) -> Non
 
 
 async def test_filters_look_at_the_window_only(one: Session) -> None:
-    old = await one.enqueue_one(task="rare", tenant="a", queue="q")
+    old = await one.enqueue_one(id=UUID(int=1), task="rare", tenant="a", queue="q")
     await one.enqueue(3)
     found: list[dict[str, Any]] = [{"task": "rare"}, {"tenant": "a"}, {"queue": "q"}]
     for filters in (*found, {"task": "rare", "tenant": "a", "queue": "q"}):
