@@ -69,7 +69,11 @@ class UnknownTask(EnqueueError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name = name
-        near = difflib.get_close_matches(name, list(known), n=1)
+        names = list(known)
+        # Names are module.function by default, and the function alone is what one remembers.
+        short = {full.rpartition(".")[2]: full for full in names}
+        last = difflib.get_close_matches(name.rpartition(".")[2], short, n=1)
+        near = difflib.get_close_matches(name, names, n=1) or [short[found] for found in last]
         hint = f"; did you mean {near[0]!r}?" if near else "."
         super().__init__(f"no task is named {name!r}{hint} Tasks become known by @app.task or when a worker starts.")
 

@@ -17,16 +17,24 @@ from aioqueue.demo.run import Demo
 from aioqueue.demo.screen import Screen, make_screen, show_report
 from aioqueue.errors import AioQueueError
 
+from .options import option
+
 
 @click.command()
-@click.option(
+@option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory of the embedded PostgreSQL; default: .aioqueue here (as root, one of the system's).",
 )
-@click.option("--keep", is_flag=True, help="Leave the tables in schema demo, to look around.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every figure, instead of text.")
-@click.option(
+@option("--keep", is_flag=True, help="Leave the tables in schema demo, to look around.")
+@option(
+    "--json",
+    "as_json",
+    envvar="AIOQUEUE_DEMO_JSON",
+    is_flag=True,
+    help="Print one JSON object, with every figure, instead of text.",
+)
+@option(
     "--invoices",
     type=click.IntRange(100, 1_000_000),
     default=LARGEST,

@@ -83,7 +83,7 @@ def describe(event: Event) -> tuple[int, str]:
         case WorkerStarted():
             return logging.INFO, (f"worker {event.worker} serves {', '.join(event.queues)} with {event.concurrency} jobs at once")
         case WorkerStopping():
-            return logging.INFO, f"stopping: {event.running} jobs run and have {event.grace:g} s to end"
+            return logging.INFO, f"stopping: {event.running} running, with {event.grace:g} s to end"
         case WorkerStopped():
             return logging.INFO, f"worker {event.worker} has stopped"
         case _:

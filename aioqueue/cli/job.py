@@ -60,8 +60,8 @@ async def _show(common: Common, job_id: UUID) -> tuple[Facts, list[Facts]]:
 def _print_job(found: Facts, attempts: list[Facts], *, tracebacks: bool, full: bool) -> None:
     def line(name: str, value: object) -> None:
         if value is not None:
-            text = f"{name + ':':<13} {value}"
-            click.echo(text if full else shorten(text))
+            text = str(value)
+            click.echo(f"{name + ':':<13} {text if full else shorten(text, indent=14)}")
 
     line("id", found["id"])
     line("state", found["state"])

@@ -66,8 +66,8 @@ def moment(at: datetime | None) -> str:
     return "-" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def shorten(text: str, width: int | None = None) -> str:
-    """Return one line that fits the terminal."""
-    limit = shutil.get_terminal_size().columns if width is None else width
+def shorten(text: str, *, indent: int = 0) -> str:
+    """Return one line that fits the terminal behind `indent` columns."""
+    limit = max(20, shutil.get_terminal_size().columns - indent)
     line = " ".join(text.split())
-    return line if len(line) <= limit else line[: max(1, limit - 1)] + "…"
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -140,9 +140,9 @@ def _print_workers(workers: list[Facts]) -> None:
             _place(w),
             w["version"] or "-",
             ",".join(w["queues"] or ("-",)),
-            f"{w['running'] if w['running'] is not None else w['holds']}/{w['concurrency'] or '-'}",
+            f"{w['holds']}/{w['concurrency'] or '-'}",
             f"{age(w['beat_seconds'])} ago" if w["beat_seconds"] is not None else "no row",
-            "dead" if w["dead"] else "alive",
+            "alive" if not w["dead"] else "dead" if w["holds"] else "stopped",
         )
         for w in workers
     ]
