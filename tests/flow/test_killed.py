@@ -1,0 +1,81 @@
+"""Workers that are killed, or kill themselves: every attempt is counted, every job goes on, neighbours live."""
+
+import asyncio
+import random
+
+import pytest
+
+from tests.flow.processes import Flow
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_jobs_of_a_killed_worker_run_again_exactly_once_more(flow: Flow) -> None:
+    first = await flow.start()
+    jobs = await flow.enqueue("hold", 6)
+    await flow.until_started(6)
+    first.kill()
+    await flow.start()
+    await flow.until_started(12)
+    await flow.open_gate()
+    await flow.until_ended(jobs)
+    assert await flow.starts() == dict.fromkeys(jobs, [1, 2])
+    assert await flow.outcomes() == dict.fromkeys(jobs, ("succeeded", 2))
+    assert [await flow.reasons(job) for job in jobs] == [["worker lost"]] * 6
+    await flow.until("NOT EXISTS (SELECT FROM aioqueue.worker WHERE pid = %s)", first.pid)
+
+
+@pytest.mark.slow
+async def test_with_the_defaults_a_crash_is_made_good_within_20_to_35_seconds(flow: Flow) -> None:
+    first = await flow.start(lease=None)
+    jobs = await flow.enqueue("hold", 10)
+    await flow.until_started(10)
+    await flow.start(lease=None)
+    first.kill()
+    killed = await flow.value("clock_timestamp()")
+    await flow.until_started(20)
+    late = await flow.owner.rows(
+        "SELECT extract(epoch FROM at - %s)::float FROM flow.note WHERE what = 'start' AND attempt = 2", killed
+    )
+    assert len(late) == 10
+    assert all(19.5 <= seconds <= 35 for (seconds,) in late), late
+    await flow.open_gate()
+    await flow.until_ended(jobs)
+
+
+async def test_a_job_that_kills_its_workers_is_dead_after_its_last_attempt_and_neighbours_live(flow: Flow) -> None:
+    neighbours = await flow.enqueue("quick", 10)
+    (bomb,) = await flow.enqueue("bomb", max_attempts=3)
+    neighbours += await flow.enqueue("quick", 10)
+    worker = await flow.start("-c", "5", ready=False)
+    async with asyncio.timeout(100):
+        while bomb not in await flow.outcomes():
+            if worker.process.poll() is not None:
+                worker = await flow.start("-c", "5", ready=False)
+            await asyncio.sleep(0.05)
+    neighbours += await flow.enqueue("quick", 3)
+    await flow.until_ended(neighbours)
+    assert (await flow.starts())[bomb] == [1, 2, 3]
+    outcomes = await flow.outcomes()
+    assert outcomes[bomb] == ("dead", 3)
+    assert await flow.reasons(bomb) == ["worker lost"] * 3
+    assert all(outcomes[job][0] == "succeeded" for job in neighbours)
+    # From its second loss on it is a suspect and runs alone: no neighbour is lost a third time.
+    assert max(outcomes[job][1] for job in neighbours) <= 3
+    assert worker.process.poll() is None
+
+
+@pytest.mark.slow
+async def test_a_transaction_and_its_success_are_one_whatever_is_killed_when(flow: Flow) -> None:
+    jobs = await flow.enqueue("counted", 1500, max_attempts=100)
+    workers = [await flow.start("-c", "10") for _ in range(2)]
+    for kill in range(30):
+        done = await flow.value("count(*) FROM flow.counted")
+        await flow.until("count(*) > %s OR (SELECT count(*) = %s FROM aioqueue.outcome) FROM flow.counted", done, len(jobs))
+        await asyncio.sleep(random.random() * 0.05)  # any moment will do
+        workers[kill % 2].kill()
+        workers[kill % 2] = await flow.start("-c", "10", ready=False)
+    await flow.until_ended(jobs)
+    assert {state for state, _ in (await flow.outcomes()).values()} == {"succeeded"}
+    counted = await flow.owner.rows("SELECT job_id, count(*) FROM flow.counted GROUP BY job_id")
+    assert dict(counted) == dict.fromkeys(jobs, 1)

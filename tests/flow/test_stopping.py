@@ -1,0 +1,57 @@
+"""Signals: the first drains, with the lease kept up to the end; the second hands back, spared."""
+
+import signal
+
+import pytest
+
+from tests.flow.processes import Flow
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_sigterm_claims_nothing_more_and_lets_jobs_end(flow: Flow) -> None:
+    worker = await flow.start()
+    (job,) = await flow.enqueue("hold")
+    await flow.until_started(1)
+    worker.signal(signal.SIGTERM)
+    await worker.logged("SIGTERM")
+    (later,) = await flow.enqueue("quick")
+    await flow.open_gate()
+    assert await worker.ended() == 0
+    assert await flow.outcomes() == {job: ("succeeded", 1)}
+    assert await flow.owner.state(later) == "ready"
+    assert await flow.value("NOT EXISTS (SELECT FROM aioqueue.worker WHERE NOT dead)")
+
+
+async def test_during_a_drain_of_several_leases_nobody_takes_the_job(flow: Flow) -> None:
+    worker = await flow.start(lease=1)
+    (job,) = await flow.enqueue("hold")
+    await flow.until_started(1)
+    other = await flow.start(lease=1)
+    worker.signal(signal.SIGTERM)
+    await worker.logged("SIGTERM")
+    signalled = await flow.value("clock_timestamp()")
+    await flow.until(
+        "EXISTS (SELECT FROM aioqueue.worker WHERE pid = %s AND beat_at > %s + interval '3.5 s')", worker.pid, signalled
+    )
+    await flow.open_gate()
+    assert await worker.ended() == 0
+    assert await flow.starts() == {job: [1]}
+    assert await flow.outcomes() == {job: ("succeeded", 1)}
+    assert other.process.poll() is None
+
+
+async def test_a_second_sigterm_hands_back_what_runs_spared(flow: Flow) -> None:
+    worker = await flow.start()
+    (job,) = await flow.enqueue("hold")
+    await flow.until_started(1)
+    worker.signal(signal.SIGTERM)
+    await worker.logged("SIGTERM: claiming nothing more")
+    worker.signal(signal.SIGTERM)
+    assert await worker.ended() == 0
+    assert await flow.owner.rows("SELECT attempt, spared, worker FROM aioqueue.live WHERE job_id = %s", job) == [(1, 1, None)]
+    assert await flow.reasons(job) == ["interrupted"]
+    await flow.open_gate()
+    await flow.start()
+    await flow.until_ended([job])
+    assert await flow.outcomes() == {job: ("succeeded", 2)}
