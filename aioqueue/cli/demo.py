@@ -74,4 +74,11 @@ def _say_how_to_look(screen: Screen, report: Report, *, keep: bool) -> None:
     if keep:
         screen.line(f"The tables are kept in schema demo of the embedded database in {report.data_dir}.")
     if Path(report.data_dir) == embedded.default_data_dir():
-        screen.line("Its jobs, one by one: python -m aioqueue job list, and job show ID.")
+        screen.line(f"Its jobs, one by one: {_command()} job list, and job show ID.")
+
+
+def _command() -> str:
+    """Return how this command line was started, as it can be typed here."""
+    python = Path(sys.executable)
+    here = Path.cwd()
+    return f"{python.relative_to(here) if python.is_relative_to(here) else python} -m aioqueue"
