@@ -1,0 +1,292 @@
+"""`python -m aioqueue worker` as a real process: draining, signals, stuck jobs, exit codes."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.kit import session
+from tests.postgres import Database
+from tests.sql.engine import Session
+
+TASKS = """
+import asyncio, os, time
+from pathlib import Path
+from aioqueue import AioQueue, JobContext, LimitSettings
+
+app = AioQueue(schema=os.environ["AIOQUEUE_SCHEMA"], limits=LimitSettings(abandon=0.2))
+
+@app.task(name="add")
+async def add(a: int, b: int) -> int:
+    return a + b
+
+@app.task(name="until")
+async def until(path: str) -> str:
+    "Run until the file is there."
+    print("started", flush=True)
+    while not Path(path).exists():
+        await asyncio.sleep(0.01)
+    return "saw it"
+
+@app.task(name="for_ever")
+async def for_ever() -> None:
+    print("started", flush=True)
+    await asyncio.Event().wait()
+
+@app.task(name="thread")
+def thread() -> None:
+    "A thread that cannot be stopped."
+    print("started", flush=True)
+    time.sleep(100_000)
+
+@app.task(name="own_thread")
+async def own_thread() -> None:
+    "A thread of the task's own, left behind."
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 100_000)
+
+@app.task(name="blocks")
+async def blocks() -> None:
+    "Blocks the event loop for ever."
+    print("started", flush=True)
+    while True:
+        time.sleep(0.01)
+"""
+
+
+class Worker:
+    """A worker process; its standard output and error can be waited for, line by line."""
+
+    def __init__(self, directory: Path, environ: dict[str, str], *args: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "aioqueue", "worker", *args],
+            cwd=directory,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said: list[str] = []
+
+    def wait_started(self) -> None:
+        """Wait until a job says that it runs."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "started\n", self.process.communicate()[1]
+
+    def wait_line(self, part: str) -> str:
+        """Wait for a line on standard error."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append(line)
+            if part in line:
+                return line
+        raise AssertionError(f"it ended without saying {part!r}: {''.join(self.said)}")
+
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end; its exit code and all that it wrote on standard error."""
+        self.said.append(self.process.communicate(timeout=60)[1])
+        return self.process.returncode, "".join(self.said)
+
+
+Start = Callable[..., Worker]
+Run = Callable[[Callable[[Session], Awaitable[Any]]], Any]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    return tmp_path
+
+
+@pytest.fixture
+def start(directory: Path, worker_dsn: str, schema: str) -> Iterator[Start]:
+    """A function that starts a worker of the tasks above; killed after the test if need be."""
+    started: list[Worker] = []
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("AIOQUEUE_", "PG")) and name != "DATABASE_URL"
+    }
+    # The package may be a source tree, and the worker stands elsewhere.
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path.cwd()), environ.get("PYTHONPATH")]))
+
+    def run(*args: str, app: str = "tasks:app", dsn: str = worker_dsn) -> Worker:
+        started.append(Worker(directory, {**environ, "AIOQUEUE_DSN": dsn, "AIOQUEUE_SCHEMA": schema}, "-A", app, *args))
+        return started[-1]
+
+    yield run
+    for worker in started:
+        if worker.process.poll() is None:
+            worker.process.kill()
+        worker.process.communicate()
+
+
+@pytest.fixture
+def run(worker_dsn: str, schema: str) -> Run:
+    """A function that runs a coroutine function on a session as worker."""
+
+    def with_session(steps: Callable[[Session], Awaitable[Any]]) -> Any:
+        async def inside() -> Any:
+            async with session(worker_dsn, schema) as one:
+                return await steps(one)
+
+        return asyncio.run(inside())
+
+    return with_session
+
+
+def facts(run: Run, job_id: UUID) -> tuple[Any, ...]:
+    """State, attempt and spared of the job."""
+
+    async def read(one: Session) -> tuple[Any, ...]:
+        (row,) = await one.rows("SELECT state, attempt, spared FROM aioqueue.jobs WHERE id = %s", job_id)
+        return row
+
+    found: tuple[Any, ...] = run(read)
+    return found
+
+
+def enqueue(run: Run, task: str, payload: str = "{}", **options: Any) -> UUID:
+    job_id: UUID = run(lambda one: one.enqueue_one(task=task, payload=payload, **options))
+    return job_id
+
+
+def test_drain_ends_when_nothing_is_ready(start: Start, run: Run) -> None:
+    jobs = [enqueue(run, "add", '{"a": 1, "b": 2}') for _ in range(3)]
+    elsewhere = enqueue(run, "add", '{"a": 1, "b": 2}', queue="q")
+    later = enqueue(run, "add", '{"a": 1, "b": 2}', delay=3600)
+    code, said = start("--drain", "-c", "2", "-q", "default,other:3").end()
+    assert code == 0, said
+    assert [facts(run, job_id) for job_id in jobs] == [("succeeded", 1, 0)] * 3
+    assert (facts(run, elsewhere)[0], facts(run, later)[0]) == ("ready", "scheduled")
+    assert "serves default, other with 2 jobs at once" in said and "succeeded" not in said
+    code, said = start("--drain", "-q", "q", "--log-level", "debug").end()
+    assert code == 0 and facts(run, elsewhere)[0] == "succeeded"
+    assert f"claimed add {elsewhere} (attempt 1)" in said and f"succeeded add {elsewhere} (attempt 1)" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_drains(start: Start, run: Run, directory: Path, number: signal.Signals) -> None:
+    job_id = enqueue(run, "until", f'{{"path": "{directory}/there"}}')
+    worker = start()
+    worker.wait_started()
+    waiting = enqueue(run, "for_ever", queue="q")
+    worker.signal(number)
+    worker.wait_line("claiming nothing more")
+    after = enqueue(run, "add", '{"a": 1, "b": 2}')
+    (directory / "there").touch()
+    assert worker.end()[0] == 0
+    assert facts(run, job_id) == ("succeeded", 1, 0)
+    assert (facts(run, after)[:2], facts(run, waiting)[:2]) == (("ready", 0), ("ready", 0))
+
+
+@pytest.mark.parametrize("loop", ["--uvloop", "--no-uvloop"])
+def test_the_second_signal_hands_back(start: Start, run: Run, loop: str) -> None:
+    job_id = enqueue(run, "for_ever")
+    worker = start(loop)
+    worker.wait_started()
+    worker.signal()
+    worker.wait_line("claiming nothing more")
+    worker.signal(signal.SIGINT)
+    code, said = worker.end()
+    assert (code, "handing back" in said) == (0, True)
+    assert facts(run, job_id) == ("ready", 1, 1)
+
+
+def test_the_grace_period_ends_by_itself(start: Start, run: Run) -> None:
+    job_id = enqueue(run, "for_ever")
+    worker = start("--grace", "0")
+    worker.wait_started()
+    worker.signal()
+    assert worker.end()[0] == 0
+    assert facts(run, job_id) == ("ready", 1, 1)
+
+
+@pytest.mark.parametrize("loop", ["--uvloop", "--no-uvloop"])
+def test_the_third_signal_exits_although_the_loop_is_blocked(start: Start, run: Run, loop: str) -> None:
+    job_id = enqueue(run, "blocks")
+    worker = start(loop)
+    worker.wait_started()
+    # The loop cannot say that it has seen one; equal signals that come together count as one.
+    while worker.process.poll() is None:
+        worker.signal()
+        time.sleep(0.01)
+    code, said = worker.end()
+    assert (code, "third signal" in said) == (1, True)
+    assert facts(run, job_id) == ("running", 1, 0), "its lease decides"
+
+
+def test_a_thread_that_cannot_be_stopped_does_not_hold_up_the_end(start: Start, run: Run) -> None:
+    job_id = enqueue(run, "thread")
+    worker = start("--grace", "0")
+    worker.wait_started()
+    worker.signal()
+    code, said = worker.end()
+    assert code == 1
+    assert "exiting without waiting" in said and "in thread (tasks.py:" in said
+    assert facts(run, job_id)[0] != "running", "its outcome was written before"
+
+
+def test_nor_does_one_that_a_task_has_left_behind(start: Start, run: Run) -> None:
+    job_id = enqueue(run, "own_thread")
+    code, said = start("--drain").end()
+    assert (code, "exiting without waiting" in said) == (1, True)
+    assert facts(run, job_id)[0] == "succeeded"
+
+
+def test_a_missing_schema(start: Start, fresh_database: Callable[[], Database], schema: str) -> None:
+    database = fresh_database()
+    code, said = start("--drain", dsn=database.dsn("owner")).end()
+    option = "" if schema == "aioqueue" else f" --schema {schema!r}"
+    assert (code, said.count("\n")) == (3, 1)
+    assert f"'python -m aioqueue migrate{option}'" in said
+    code, said = start("--drain", "--migrate", dsn=database.dsn("owner")).end()
+    assert code == 0, said
+    assert start("--drain", dsn=database.dsn("owner")).end()[0] == 0
+
+
+def test_a_wrong_name(start: Start) -> None:
+    for wrong in ("tasks:application", "task:app"):
+        code, said = start(app=wrong).end()
+        assert (code, said.count("\n"), "did you mean tasks:app?" in said) == (2, 1, True)
+
+
+def test_an_unreachable_database(start: Start) -> None:
+    code, said = start(dsn="postgresql://127.0.0.1:1/none").end()
+    assert (code, said.count("\n"), "cannot reach the database" in said) == (1, 1, True)
+
+
+def test_a_signal_while_it_connects(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        worker = start(dsn=f"postgresql://127.0.0.1:{silent.getsockname()[1]}/none")
+        with silent.accept()[0]:
+            worker.signal()
+            assert worker.end()[0] == 0
+
+
+def test_wait_prints_the_result_of_another_process(start: Start, run: Run, directory: Path, client_dsn: str, schema: str) -> None:
+    worker = start()
+    worker.wait_line("serves")
+    environ = {**os.environ, "AIOQUEUE_DSN": client_dsn, "AIOQUEUE_SCHEMA": schema}
+
+    def enqueued(*args: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "aioqueue", "enqueue", *args, "--wait", "60"]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+
+    done = enqueued("add", '{"a": 1, "b": 2}')
+    job_id, result = done.stdout.splitlines()
+    assert (done.returncode, result, facts(run, UUID(job_id))[0]) == (0, "3", "succeeded")
+    done = enqueued("add", '{"a": 1, "b": "x"}')
+    assert (done.returncode, len(done.stdout.splitlines()), done.stderr.count("\n")) == (1, 1, 1)
+    assert "is dead" in done.stderr
+    worker.signal()
+    assert worker.end()[0] == 0
