@@ -7,7 +7,7 @@ behind a transaction-mode pooler too. Nothing else in aioqueue runs DDL.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, LiteralString, cast
 
 import psycopg
 from psycopg import sql
@@ -64,30 +64,33 @@ def _command(schema: str) -> str:
     return f"python -m aioqueue migrate{option}"
 
 
+def _as_it_is(statements: str) -> sql.SQL:
+    # From the package's own files, with the quoted schema name in it already; a second time would break some names.
+    return sql.SQL(cast("LiteralString", statements))
+
+
 async def status(conn: psycopg.AsyncConnection, *, schema: str) -> SchemaStatus:
     """Read the schema's version. Changes nothing; a missing schema, or one without rights, is version 0."""
     cursor = await conn.execute(
-        "SELECT n.oid IS NOT NULL, has_schema_privilege(n.oid, 'USAGE') FROM (SELECT %s AS name) x"
-        " LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = x.name",
+        "SELECT n.oid IS NOT NULL, has_schema_privilege(n.oid, 'USAGE'),"
+        " EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relname = 'schema_version')"
+        " FROM (SELECT %s AS name) x LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = x.name",
         (schema,),
     )
     row = await cursor.fetchone()
-    exists, usable = (bool(row[0]), bool(row[1])) if row else (False, False)
+    exists, usable, versioned = map(bool, row) if row else (False, False, False)
     if exists and not usable:
         raise SchemaError(
             f"schema {quote_schema(schema)} is there, but this role has no rights in it: have its owner run "
             f"'{_command(schema)} --grants ROLE'"
         )
     version = serves = 0
-    if exists:
-        try:
-            cursor = await conn.execute(
-                as_sql("SELECT version, serves FROM aioqueue.schema_version ORDER BY version DESC LIMIT 1", schema)
-            )
-            found = await cursor.fetchone()
-            version, serves = found if found else (0, 0)
-        except psycopg.errors.UndefinedTable:
-            version = 0
+    if versioned:
+        cursor = await conn.execute(
+            as_sql("SELECT version, serves FROM aioqueue.schema_version ORDER BY version DESC LIMIT 1", schema)
+        )
+        found = await cursor.fetchone()
+        version, serves = found if found else (0, 0)
     pending = tuple(f"{m.version:04d}_{m.name}" for m in migrations() if m.version > version)
     return SchemaStatus(schema, version, serves, code_version(), pending)
 
@@ -117,7 +120,8 @@ def script(*, schema: str = DEFAULT_SCHEMA, since: int = 0) -> str:
     parts += [place(m.text, schema) for m in pending]
     if pending:
         parts += [place(text, schema) for text in functions().values()]
-        parts.append(f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {quote_schema(schema)} FROM PUBLIC;")
+        # One by one: a schema that holds other people's functions too keeps their rights as they are.
+        parts += [place(f"REVOKE ALL ON FUNCTION aioqueue.{name} FROM PUBLIC;", schema) for name in functions()]
     parts += [
         place(
             f"INSERT INTO aioqueue.schema_version (version, serves, name) VALUES ({m.version}, {m.serves}, '{m.name}');",  # noqa: S608 - the package's own file names
@@ -136,11 +140,13 @@ async def migrate(dsn: str, *, schema: str = DEFAULT_SCHEMA) -> SchemaStatus:
     """
     check_schema_name(schema)
     async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=10) as conn:
+        # Who waited for the lock must see what its holder did, whatever the database's default is.
+        await conn.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         await conn.execute(
             "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0))",
             (f"aioqueue migrate {schema}",),
         )
-        before = await status_or_missing(conn, schema=schema)
+        before = await status(conn, schema=schema)
         if before.pending:
             await conn.execute("SET LOCAL lock_timeout = '5s'")
             await conn.execute("SET LOCAL check_function_bodies = off")
@@ -151,18 +157,8 @@ async def migrate(dsn: str, *, schema: str = DEFAULT_SCHEMA) -> SchemaStatus:
             if before.version == 0:
                 # An existing schema is used as it is: CREATE SCHEMA IF NOT EXISTS would ask for the right to create one.
                 text = text.partition("\n")[2]
-            await conn.execute(as_sql(text, schema))
+            await conn.execute(_as_it_is(text))
     return before
-
-
-async def status_or_missing(conn: psycopg.AsyncConnection, *, schema: str) -> SchemaStatus:
-    """As `status`, inside a transaction: a missing version table does not abort it."""
-    async with conn.transaction():
-        try:
-            async with conn.transaction():
-                return await status(conn, schema=schema)
-        except psycopg.errors.UndefinedTable:
-            return SchemaStatus(schema, 0, 0, code_version(), tuple(f"{m.version:04d}_{m.name}" for m in migrations()))
 
 
 def grants(*, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") -> str:
@@ -182,4 +178,4 @@ def grants(*, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") ->
 async def grant(dsn: str, *, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") -> None:
     """Grant a role its rights, as the owner. Raises psycopg.errors.UndefinedObject for an unknown role."""
     async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=10) as conn:
-        await conn.execute(as_sql(grants(role=role, schema=schema, kind=kind), schema))
+        await conn.execute(_as_it_is(grants(role=role, schema=schema, kind=kind)))

@@ -1,0 +1,232 @@
+"""Migrations: all or nothing, from any number of processes, into any schema; what is missing is said with its command."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from aioqueue import migrate
+from aioqueue.errors import ConfigurationError, SchemaError
+from aioqueue.job import NewJob, new_job_id
+from aioqueue.sql import functions, migrations, place, quote_schema
+from aioqueue.store import Store
+from tests.postgres import Database
+
+pytestmark = pytest.mark.anyio
+ODD = 'My "Jobs'
+Create = Callable[[], Database]
+
+
+@asynccontextmanager
+async def connected(database: Database, role: str = "owner") -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    conn = await psycopg.AsyncConnection.connect(database.dsn(role), autocommit=True)
+    try:
+        yield conn
+    finally:
+        await conn.close()
+
+
+async def refusal(database: Database, schema: str, role: str = "owner") -> str:
+    async with connected(database, role) as conn:
+        with pytest.raises(SchemaError) as caught:
+            await migrate.check(conn, schema=schema)
+    return str(caught.value)
+
+
+async def count(database: Database, schema: str) -> tuple[int, int]:
+    """Functions and versions in the schema."""
+    async with connected(database) as conn:
+        cursor = await conn.execute(
+            sql.SQL(
+                "SELECT (SELECT count(*) FROM pg_proc WHERE pronamespace = to_regnamespace({})), (SELECT count(*) FROM {}.schema_version)"
+            ).format(sql.Literal(quote_schema(schema)), sql.Identifier(schema))
+        )
+        found = await cursor.fetchone()
+    assert found is not None
+    return found[0], found[1]
+
+
+async def test_an_empty_database_gets_everything_and_a_second_run_changes_nothing(fresh_database: Create) -> None:
+    database = fresh_database()
+    async with connected(database) as conn:
+        before = await migrate.status(conn, schema="aioqueue")
+        assert (before.version, before.serves, before.fits, before.pending) == (0, 0, False, ("0001_initial",))
+    assert (await migrate.migrate(database.dsn("owner"))).version == 0
+    again = await migrate.migrate(database.dsn("owner"))
+    assert (again.version, again.pending, again.fits) == (migrate.code_version(), (), True)
+    assert await count(database, "aioqueue") == (len(functions()), len(migrations()))
+    async with connected(database) as conn:
+        await migrate.check(conn, schema="aioqueue")
+        assert (await migrate.status(conn, schema="aioqueue")).fits
+
+
+@pytest.mark.parametrize("level", ["read committed", "serializable"])
+async def test_twenty_processes_at_once(fresh_database: Create, level: str) -> None:
+    """Whatever isolation level the database gives its sessions by default."""
+    database = fresh_database()
+    async with connected(database) as conn:
+        await conn.execute(f"ALTER DATABASE {database.name} SET default_transaction_isolation = '{level}'")
+    befores = await asyncio.gather(*(migrate.migrate(database.dsn("owner")) for _ in range(20)))
+    assert sorted(before.version for before in befores) == [0] + [1] * 19
+    assert await count(database, "aioqueue") == (len(functions()), len(migrations()))
+
+
+async def test_a_migration_that_fails_leaves_nothing(fresh_database: Create, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = fresh_database()
+    text = {**functions(), "zz": "SELECT 1/0;"}
+    monkeypatch.setattr(migrate, "functions", lambda: text)
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        await migrate.migrate(database.dsn("owner"))
+    monkeypatch.undo()
+    async with connected(database) as conn:
+        cursor = await conn.execute("SELECT to_regnamespace('aioqueue')")
+        assert await cursor.fetchone() == (None,)
+    assert "no aioqueue schema" in await refusal(database, "aioqueue")
+
+
+async def test_two_schemas_in_one_database_know_nothing_of_each_other(fresh_database: Create) -> None:
+    database = fresh_database()
+    for schema in ("aioqueue", ODD):
+        await migrate.migrate(database.dsn("owner"), schema=schema)
+        await migrate.grant(database.dsn("owner"), schema=schema, role="aioqueue_worker")
+    async with connected(database, "worker") as conn:
+        for schema, number in (("aioqueue", 1), (ODD, 2)):
+            store = Store(schema)
+            jobs = [NewJob(id=new_job_id(), task="t", payload="{}") for _ in range(number)]
+            await store.enqueue_many(conn, jobs)
+            cursor = await conn.execute(sql.SQL("SELECT count(*) FROM {}.jobs WHERE state = 'ready'").format(sql.Identifier(schema)))
+            assert await cursor.fetchone() == (number,)
+
+
+@pytest.mark.parametrize("schema", [ODD, "Jobs", "select", "a.b", "ünï", "aioqueue.", "x" * 63, "a b;--"])
+async def test_a_name_that_needs_quotes_works_everywhere(fresh_database: Create, schema: str) -> None:
+    database = fresh_database()
+    await migrate.migrate(database.dsn("owner"), schema=schema)
+    await migrate.grant(database.dsn("owner"), schema=schema, role="aioqueue_worker")
+    await migrate.grant(database.dsn("owner"), schema=schema, role="aioqueue_client", kind="client")
+    store = Store(schema)
+    async with connected(database, "worker") as conn:
+        await migrate.check(conn, schema=schema)
+        await store.register_worker(
+            conn, worker=5, host="h", pid=1, version="0", queues=[], concurrency=1, lease=60, tasks=[]
+        )  # fmt: skip
+        await store.tick(conn, worker=5, questions=[])
+        assert await store.promote(conn, limit=1) == 0
+    assert (await migrate.migrate(database.dsn("owner"), schema=schema)).fits
+
+
+@pytest.mark.parametrize("schema", ["", "  ", "x" * 64, "ü" * 32, "a'b", "a$b", "a%b", "a\\b", "a\nb", "a\x00b"])
+async def test_names_that_cannot_be_quoted_safely_are_refused(schema: str) -> None:
+    with pytest.raises(ConfigurationError, match="schema"):
+        migrate.script(schema=schema)
+    with pytest.raises(ConfigurationError, match="schema"):
+        await migrate.migrate("postgresql://nowhere.invalid/never", schema=schema)
+
+
+@pytest.mark.parametrize("schema", ["aioqueue", ODD])
+async def test_the_script_does_what_migrate_does(fresh_database: Create, schema: str) -> None:
+    by_script, by_code = fresh_database(), fresh_database()
+    async with connected(by_script) as conn:
+        await conn.execute("BEGIN")
+        await conn.execute(sql.SQL(migrate.script(schema=schema)))  # type: ignore[arg-type] - our own text
+        await conn.execute("COMMIT")
+    await migrate.migrate(by_code.dsn("owner"), schema=schema)
+    facts = (
+        "SELECT 'f', p.proname::text, md5(p.prosrc), p.proacl::text, p.proconfig::text FROM pg_proc p WHERE pronamespace = to_regnamespace({0})"
+        " UNION ALL SELECT c.relkind::text, c.relname::text, c.reloptions::text, c.relacl::text, NULL FROM pg_class c WHERE relnamespace = to_regnamespace({0})"
+        " ORDER BY 1, 2"
+    )
+    found = []
+    for database in (by_script, by_code):
+        async with connected(database) as conn:
+            cursor = await conn.execute(sql.SQL(facts).format(sql.Literal(quote_schema(schema))))
+            found.append(await cursor.fetchall())
+            await migrate.check(conn, schema=schema)
+    assert found[0] == found[1]
+    assert len(found[0]) > 1_000
+
+
+async def test_the_script_since_this_version_is_empty() -> None:
+    assert migrate.script(since=migrate.code_version()) == ""
+
+
+async def test_the_files_paste_into_psql_as_they_are() -> None:
+    """They name the default schema, so putting that name in changes only its quotes."""
+    for text in [m.text for m in migrations()] + list(functions().values()):
+        assert place(text, "aioqueue").replace('"aioqueue".', "aioqueue.") == text
+
+
+async def test_older_newer_and_missing_schemas_name_the_command(fresh_database: Create, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = fresh_database()
+    assert await refusal(database, "aioqueue") == (
+        'no aioqueue schema "aioqueue" in this database: run \'python -m aioqueue migrate\' as its owner'
+    )
+    assert "run 'python -m aioqueue migrate --schema 'other'' as its owner" in await refusal(database, "other")
+    await migrate.migrate(database.dsn("owner"))
+    needed = migrate.code_version()
+    monkeypatch.setattr(migrate, "code_version", lambda: needed + 1)
+    assert f"is at version {needed}, this code needs {needed + 1}: run 'python -m aioqueue migrate'" in await refusal(database, "aioqueue")
+    monkeypatch.undo()
+    async with connected(database) as conn:
+        await conn.execute("INSERT INTO aioqueue.schema_version (version, serves, name) VALUES (99, 1, 'later')")
+        await migrate.check(conn, schema="aioqueue")
+        await conn.execute("UPDATE aioqueue.schema_version SET serves = 50 WHERE version = 99")
+    assert "is at version 99, which serves code from schema version 50 on" in await refusal(database, "aioqueue")
+    assert (await migrate.migrate(database.dsn("owner"))).pending == (), "a newer schema is left alone"
+
+
+async def test_the_command_in_a_message_can_be_pasted_into_a_shell(fresh_database: Create) -> None:
+    message = await refusal(fresh_database(), ODD)
+    command = message.partition("run '")[2].partition("' as its owner")[0]
+    words = subprocess.run(["sh", "-c", f'printf "%s\\n" {command}'], capture_output=True, text=True, check=True)
+    assert words.stdout.splitlines()[-2:] == ["--schema", ODD]
+
+
+async def test_a_role_without_rights_is_told_what_its_owner_can_do(fresh_database: Create) -> None:
+    database = fresh_database()
+    await migrate.migrate(database.dsn("owner"))
+    assert "this role has no rights in it: have its owner run 'python -m aioqueue migrate --grants ROLE'" in await refusal(
+        database, "aioqueue", "client"
+    )
+    await migrate.grant(database.dsn("owner"), role="aioqueue_client", kind="client")
+    async with connected(database, "client") as conn:
+        await migrate.check(conn, schema="aioqueue")
+
+
+async def test_a_role_that_may_not_create_cannot_migrate(fresh_database: Create) -> None:
+    database = fresh_database()
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        await migrate.migrate(database.dsn("client"))
+
+
+async def test_an_empty_schema_made_by_an_administrator_is_used(fresh_database: Create) -> None:
+    """Its owner needs no right to create schemas in the database."""
+    database = fresh_database()
+    async with connected(database, "superuser") as conn:
+        await conn.execute("CREATE SCHEMA prepared AUTHORIZATION aioqueue_worker")
+    await migrate.migrate(database.dsn("worker"), schema="prepared")
+    async with connected(database, "worker") as conn:
+        await migrate.check(conn, schema="prepared")
+
+
+async def test_an_unknown_role_cannot_be_granted_anything(fresh_database: Create) -> None:
+    database = fresh_database()
+    await migrate.migrate(database.dsn("owner"))
+    with pytest.raises(psycopg.errors.UndefinedObject):
+        await migrate.grant(database.dsn("owner"), role="nobody at all")
+    assert 'TO "nobody at all";' in migrate.grants(role="nobody at all")
+
+
+async def test_functions_of_others_in_the_schema_keep_their_rights(fresh_database: Create) -> None:
+    database = fresh_database()
+    async with connected(database) as conn:
+        await conn.execute("CREATE SCHEMA shared")
+        await conn.execute("CREATE FUNCTION shared.theirs() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+        await migrate.migrate(database.dsn("owner"), schema="shared")
+        cursor = await conn.execute("SELECT has_function_privilege('aioqueue_client', 'shared.theirs()', 'EXECUTE')")
+        assert await cursor.fetchone() == (True,)
