@@ -1,0 +1,164 @@
+"""Store: binds the schema, passes values as they are, and turns rows into nouns. What the SQL does is tested in tests/sql/."""
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from psycopg import AsyncConnection
+from psycopg.rows import dict_row
+
+from aioqueue.errors import ConfigurationError
+from aioqueue.floor import Snapshot
+from aioqueue.job import NewJob, Position, lane, new_job_id
+from aioqueue.sql import functions, quote_schema
+from aioqueue.store import EPOCH, LOWEST_ID, NOT_OWNED, VIOLATION, WORKER_DEAD, LaneQuestion, LaneScan, Store, new_job_json
+
+pytestmark = pytest.mark.anyio
+LANE = lane("default", 0)
+Conn = AsyncConnection[Any]
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=50)
+
+
+@pytest.fixture
+def store(schema: str) -> Store:
+    return Store(schema)
+
+
+async def register(store: Store, conn: Conn) -> int:
+    worker = uuid4().int >> 66
+    await store.register_worker(
+        conn, worker=worker, host="h", pid=1, version="0", queues=["a", "ü'\"{}\\"], concurrency=3, lease=60,
+        tasks=[{"name": "t", "queue": "default", "priority": 0, "max_attempts": 5}],
+    )  # fmt: skip
+    return worker
+
+
+@given(task=names, queue=names, tenant=st.none() | names, delay=st.none() | st.floats(0, 1e8), number=st.integers())
+def test_a_job_as_json_reads_back_as_it_was(
+    task: str, queue: str, tenant: str | None, delay: float | None, number: int
+) -> None:
+    payload = json.dumps({"n": number, "t": task}, ensure_ascii=False)
+    job = NewJob(id=new_job_id(), task=task, payload=payload, queue=queue, tenant=tenant, delay=delay, priority=0)
+    facts = {"id": str(job.id), "task": task, "queue": queue, "priority": 0, "tenant": tenant, "delay": delay}
+    expected = {name: value for name, value in facts.items() if value is not None}
+    assert json.loads(new_job_json(job)) == {**expected, "payload": json.loads(payload)}
+
+
+def test_options_that_are_none_are_left_to_the_database() -> None:
+    job = NewJob(id=LOWEST_ID, task="t", payload="[]")
+    assert json.loads(new_job_json(job)) == {"id": str(LOWEST_ID), "task": "t", "payload": []}
+    aware = datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=timezone(timedelta(hours=5, minutes=45)))
+    job = NewJob(id=LOWEST_ID, task="t", payload="[]", run_at=aware)
+    assert json.loads(new_job_json(job))["run_at"] == "2030-01-02T03:04:05.000678+05:45"
+
+
+def test_a_schema_that_cannot_be_quoted_is_refused() -> None:
+    with pytest.raises(ConfigurationError):
+        Store("a'b")
+
+
+def test_every_statement_names_the_schema_quoted(schema: str) -> None:
+    store = Store('My "Jobs')
+    for name, statement in store.sql.items():
+        text = statement.as_string(None)
+        assert "aioqueue." not in text, name
+        if "pg_visible_in_snapshot" not in text:
+            assert quote_schema('My "Jobs') + "." in text, name
+
+
+def test_the_sqlstates_are_those_that_the_functions_raise() -> None:
+    raised = {word.partition("'")[0] for text in functions().values() for word in text.split("ERRCODE = '")[1:]}
+    assert {WORKER_DEAD, NOT_OWNED, VIOLATION} <= raised
+
+
+async def test_run_at_with_microseconds_and_an_offset_is_kept(store: Store, owner: Conn) -> None:
+    at = datetime(2999, 1, 2, 3, 4, 5, 123456, tzinfo=timezone(-timedelta(hours=3, minutes=30)))
+    job = NewJob(id=new_job_id(), task="t", payload="{}", run_at=at)
+    await store.enqueue_many(owner, [job])
+    status = await store.job_status(owner, job.id)
+    assert status is not None
+    assert status.run_at == at
+
+
+async def test_a_claimed_job_carries_its_fence(store: Store, owner: Conn) -> None:
+    job = NewJob(id=new_job_id(), task="t", payload='{"a":  [1, "ü🐘"]}', queue="default", priority=0, tenant="T", max_attempts=2)
+    await store.enqueue_many(owner, [job])
+    worker = await register(store, owner)
+    (claimed,) = await store.claim(owner, worker=worker, lanes=[LaneScan(LANE, (0, LOWEST_ID), 1)], limit=1)
+    assert claimed.fence == (worker, LANE, claimed.vt, job.id, 1)
+    assert json.loads(claimed.payload) == json.loads(job.payload)
+    assert claimed.created_at.tzinfo is not None
+
+
+async def test_extreme_numbers_pass(store: Store, owner: Conn) -> None:
+    worker = await register(store, owner)
+    low, high = -(2**63), 2**63 - 1
+    scans = [LaneScan(low, (high, UUID(int=2**128 - 1)), 1), LaneScan(high, (low, LOWEST_ID), 1)]
+    assert await store.claim(owner, worker=worker, lanes=scans, limit=100) == []
+    questions = [LaneQuestion(low, 0, (0, LOWEST_ID), high), LaneQuestion(high, 0, (0, LOWEST_ID), None)]
+    tick = await store.tick(owner, worker=worker, questions=questions, due_to=EPOCH)
+    assert (tick.vts, tick.firsts) == ([0, 0], [None, None])
+
+
+async def test_a_tick_as_nouns(store: Store, owner: Conn) -> None:
+    ids = [new_job_id() for _ in range(2)]
+    await store.enqueue_many(owner, [NewJob(id=i, task="t", payload="{}", queue="default", priority=0) for i in ids])
+    worker = await register(store, owner)
+    tick = await store.tick(owner, worker=worker, questions=[LaneQuestion(LANE, 0, (0, LOWEST_ID), 10_000)])
+    assert tick.firsts == [Position(1_000, ids[0])]
+    assert isinstance(tick.snapshot, Snapshot)
+    assert (tick.losses, tick.cancelled, tick.first_due, tick.next_due) == (False, [], None, None)
+    assert tick.clock.tzinfo is not None
+    assert tick.server[1].astimezone(UTC) <= tick.clock.astimezone(UTC)
+
+
+async def test_the_callers_row_factory_and_settings_do_not_matter(store: Store, owner_dsn: str) -> None:
+    """A connection given with on= is the user's, made as the user likes."""
+    conn = await AsyncConnection.connect(owner_dsn, row_factory=dict_row, prepare_threshold=0)
+    async with conn:
+        await conn.execute("SET search_path = pg_temp")
+        await conn.execute("SET timezone = 'Asia/Kathmandu'")
+        worker = await register(store, conn)
+        job = NewJob(id=new_job_id(), task="t", payload="{}", queue="default", priority=0, tenant="T")
+        for _ in range(2):
+            assert await store.enqueue_many(conn, [job]) > 0
+        (claimed,) = await store.claim(conn, worker=worker, lanes=[LaneScan(LANE, (0, LOWEST_ID), 1)], limit=1)
+        assert claimed.tenant == "T"
+        assert (await store.tick(conn, worker=worker, questions=[])).vts == []
+        status = await store.job_status(conn, job.id)
+        assert status is not None and status.worker == worker
+        assert [e.job_id for e in await store.read_outcomes(conn, [(job.id, "T")])] == [job.id]
+        outcome = {"j": str(job.id), "l": LANE, "v": claimed.vt, "a": 1, "o": "succeeded", "r": 5}
+        assert await store.record(conn, worker=worker, outcomes=json.dumps([outcome])) == {job.id: "succeeded"}
+        assert await store.rescue(conn, worker=worker, limit=1) is None
+
+
+async def test_tenants_that_look_like_arrays_are_tenants(store: Store, owner: Conn) -> None:
+    for tenant in ("{}", "NULL", "a,b", '"', "\\", "T' OR true --"):
+        job = NewJob(id=new_job_id(), task="t", payload="{}", tenant=tenant)
+        await store.enqueue_many(owner, [job])
+        assert len(await store.read_outcomes(owner, [(job.id, tenant), (job.id, "other")])) == 1
+        status = await store.job_status(owner, job.id, tenant=tenant)
+        assert status is not None and status.tenant == tenant
+
+
+async def test_errors_of_the_database_come_as_they_are(store: Store, owner: Conn) -> None:
+    with pytest.raises(psycopg.DatabaseError) as caught:
+        await store.claim(owner, worker=1, lanes=[], limit=1)
+    assert caught.value.sqlstate == WORKER_DEAD
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="task: expected a name"):
+        await store.enqueue_many(owner, [NewJob(id=new_job_id(), task=" ", payload="{}")])
+
+
+async def test_settings_are_local_to_the_transaction(store: Store, owner: Conn) -> None:
+    async with owner.transaction():
+        await store.set_local(owner, {"app.tenant": "T'", "lock_timeout": "5s"})
+        cursor = await owner.execute("SELECT current_setting('app.tenant'), current_setting('lock_timeout')")
+        assert await cursor.fetchone() == ("T'", "5s")
+    cursor = await owner.execute("SELECT coalesce(current_setting('app.tenant', true), ''), current_setting('lock_timeout')")
+    assert await cursor.fetchone() == ("", "0")
