@@ -61,8 +61,8 @@ class Cancel(JobSignal):
     """End the job as cancelled."""
 
     def __init__(self, reason: str = "cancelled by its own task") -> None:
-        self.reason = reason
-        super().__init__(reason)
+        self.reason = storable(str(reason), MESSAGE_LIMIT)
+        super().__init__(self.reason)
 
 
 def storable(text: str, limit: int) -> str:
@@ -87,14 +87,14 @@ class ErrorText:
         """Describe any exception, also one whose `__str__` raises or that is a group a thousand wide."""
         try:
             message = str(error)
-        except Exception as broken:
+        except BaseException as broken:
             message = f"(its __str__ raised {type(broken).__name__})"
         text = None
         if with_traceback:
             try:
                 described = traceback.TracebackException.from_exception(error, limit=-40, max_group_width=5, max_group_depth=3)
                 text = storable("".join(described.format()), TRACEBACK_LIMIT)
-            except Exception as broken:
+            except BaseException as broken:
                 text = f"(its traceback could not be formatted: {type(broken).__name__})"
         name = type(error).__qualname__
         module = type(error).__module__

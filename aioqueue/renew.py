@@ -126,11 +126,14 @@ class Heartbeat:
                 self._observers.emit(DatabaseRecovered("heartbeat", time.monotonic() - lost_since))
                 lost_since = None
 
-    async def resign(self) -> None:
-        """Say that the worker stops. Raises psycopg.Error."""
+    def close(self) -> None:
+        """Judge the lease no more: nothing runs."""
         if self._timer is not None:
             self._timer.cancel()
-        async with self._database.runtime() as conn:
+
+    async def resign(self, seconds: float) -> None:
+        """Say that the worker stops, within so many seconds. Raises psycopg.Error."""
+        async with self._database.runtime(seconds) as conn:
             await self._store.resign(conn, worker=self.worker)
 
     async def _beat(self) -> None:
@@ -158,7 +161,6 @@ class Heartbeat:
             self._watch_deadline()
         else:
             self._doubt("the lease could not be renewed in time")
-            self._timer = asyncio.get_running_loop().call_later(self._settings.lease / 6, self._end)
 
     def _end(self) -> None:
         if not self.proven:
@@ -167,10 +169,11 @@ class Heartbeat:
     def _doubt(self, reason: str) -> None:
         if not self._doubted:
             self._doubted = True
+            self._proven.clear()
             if self._timer is not None:
                 self._timer.cancel()
-                self._timer = None
-            self._proven.clear()
+            end = self._deadline + self._settings.lease / 6
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, end - clock()), self._end)
             self._observers.emit(LeaseLost(self.worker, reason))
             self._lost(self.worker, reason)
 

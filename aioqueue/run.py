@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from typing import Any, Protocol
-from uuid import UUID
 
 import psycopg
 
@@ -150,7 +149,8 @@ class Runner:
         freed: Callable[[], None],
         abandoned: Callable[[], None],
     ) -> None:
-        self.runs: dict[UUID, Run] = {}
+        self.runs: dict[tuple[object, ...], Run] = {}
+        """By fence: a run that was given up on and a later attempt of its job may stand side by side."""
         self._tasks = tasks
         self._transactions = transactions
         self._sink = sink
@@ -164,7 +164,7 @@ class Runner:
     def start(self, job: Claimed) -> None:
         """Start the job in an asyncio task of its own."""
         run = Run(job)
-        self.runs[job.job_id] = run
+        self.runs[job.fence] = run
         run.task = asyncio.create_task(self._run(run), name=f"aioqueue job {job.job_id}")
 
     def stop(self, run: Run, cause: Cause) -> None:
@@ -183,7 +183,10 @@ class Runner:
             self.stop(run, cause)
 
     def close(self) -> None:
-        """Let go of the threads; those that still run end with the process."""
+        """Let go of what still runs: threads end with the process, what waits for the database ends now."""
+        for run in self.runs.values():
+            if run.task is not None and not run.in_user_code:
+                run.task.cancel()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -202,7 +205,11 @@ class Runner:
 
     async def _run(self, run: Run) -> None:
         try:
-            outcome = await self._execute(run)
+            try:
+                outcome = await self._execute(run)
+            except BaseException as error:
+                # Nobody's plan (a validator that raises KeyError, a task that cancelled itself): the job must not stay running.
+                outcome = self._failed(run, error, Reason.ERROR)
             if outcome is not None:
                 self._deliver(run, outcome)
         finally:
@@ -211,7 +218,7 @@ class Runner:
             self._free(run)
 
     def _free(self, run: Run) -> None:
-        self.runs.pop(run.job.job_id, None)
+        self.runs.pop(run.job.fence, None)
         self._freed()
 
     async def _execute(self, run: Run) -> Outcome | None:
@@ -293,7 +300,7 @@ class Runner:
             timer.cancel()
             current_job.set(None)
             task = asyncio.current_task()
-            while run.ended_by() and task is not None and task.cancelling():
+            while task is not None and task.cancelling():
                 task.uncancel()
         if run.ended_by(Cause.TIME_LIMIT, Cause.LEASE_LOST):
             return self._ended_by(run)
@@ -326,9 +333,7 @@ class Runner:
         if isinstance(error, asyncio.CancelledError):
             if run.ended_by():
                 return self._ended_by(run)
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise error  # somebody cancelled the whole loop's tasks: not ours to answer
+            # Otherwise the task cancelled itself or raised it: a failure like any other.
         elif run.ended_by(Cause.TIME_LIMIT, Cause.LEASE_LOST):
             return self._ended_by(run, error)
         match error:

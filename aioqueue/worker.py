@@ -42,6 +42,10 @@ from .version import VERSION
 
 STANDSTILL = 5.0
 """Seconds beyond the poll interval after which a claim loop that has not turned counts as stuck."""
+LAST_WRITES = 5.0
+"""Seconds a stopping worker waits for commits and outcomes that the database does not take."""
+LAST_WORD = 2.0
+"""Seconds that its resignation may take."""
 RECORDERS = 2
 """Writes of outcomes in flight at once."""
 
@@ -108,7 +112,7 @@ class Slots:
 
     def known(self) -> Sequence[UUID]:
         """Every claimed job of this process that is not recorded yet."""
-        return [*self.runner.runs, *self.recorder.jobs()]
+        return [*(run.job.job_id for run in self.runner.runs.values()), *self.recorder.jobs()]
 
 
 class Worker:
@@ -275,13 +279,15 @@ class Worker:
                 self._wake_ups.off_ready(self._claimer.wake)
                 # An enclosing anyio scope would cancel again at every await; the stop is bounded by its own limits.
                 with anyio.CancelScope(shield=True):
-                    await self._drain(claims)
+                    written = await self._drain(claims)
                     for loop in (*records, upkeep, beats):
                         loop.cancel()
                     await asyncio.wait([*records, upkeep, beats])
                     await self._guard.stop()
-                    with contextlib.suppress(psycopg.Error):
-                        await self.heartbeat.resign()
+                    self.heartbeat.close()
+                    if written:
+                        with contextlib.suppress(psycopg.Error):
+                            await self.heartbeat.resign(LAST_WORD)
                     self._runner.close()
         self._observers.emit(WorkerStopped(self.heartbeat.worker))
 
@@ -298,18 +304,24 @@ class Worker:
             if self._claimer.found_nothing.is_set() and not self.running:
                 return
 
-    async def _drain(self, claims: asyncio.Task[None]) -> None:
-        """Stop claiming, let the jobs end, end those that do not, write what became of them."""
+    async def _drain(self, claims: asyncio.Task[None]) -> bool:
+        """Stop claiming, let the jobs end, end those that do not, write what became of them; whether all was written."""
         claims.cancel()
         await asyncio.wait([claims])
         self._observers.emit(WorkerStopping(self.heartbeat.worker, self.running, self._grace))
         await self._wait_empty(self._grace, unless=self._hurry)
         if self._slots.busy:
             self._runner.stop_all(Cause.INTERRUPTED)
-            await self._wait_empty(self._settings.limits.abandon + 1.0)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.pool.deadline):
+            await self._wait_empty(LAST_WRITES)
+            # User code has the abandon limit; what only waits for the database does not.
+            if any(run.in_user_code for run in self._runner.runs.values()):
+                await self._wait_empty(max(0.0, self._settings.limits.abandon + 1.0 - LAST_WRITES))
+        try:
+            async with asyncio.timeout(LAST_WRITES):
                 await self._recorder.wait_idle()
+        except TimeoutError:
+            return False
+        return True
 
     async def _wait_empty(self, seconds: float, *, unless: asyncio.Event | None = None) -> None:
         """Wait until nothing runs, at most so long; a set event ends the wait."""
@@ -330,9 +342,9 @@ class Worker:
                 self._runner.stop(run, Cause.LEASE_LOST)
 
     def _cancel(self, job_ids: Sequence[UUID]) -> None:
-        for job_id in job_ids:
-            run = self._runner.runs.get(job_id)
-            if run is not None:
+        wanted = set(job_ids)
+        for run in list(self._runner.runs.values()):
+            if run.job.job_id in wanted:
                 self._runner.stop(run, Cause.CANCELLED)
 
     def _ready(self) -> None:
