@@ -3,17 +3,22 @@
 import asyncio
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
 import pytest
 
-from aioqueue import AioQueue, events
+from aioqueue import AioQueue, embedded, events
 from aioqueue.cli import job as job_module
+from aioqueue.cli import output
 from aioqueue.cli.eventlog import describe
 from aioqueue.cli.failure import Misuse
 from aioqueue.cli.loading import load_app
@@ -188,11 +193,35 @@ def test_a_wrong_dsn_and_none_are_wrong_calls(call: Call) -> None:
     assert not Path(".aioqueue").exists(), "to look is not to make one"
 
 
+@pytest.fixture
+def embedded_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place for the embedded server that its user can reach, taken for the default one; gone once it has stopped."""
+    if not embedded.available():
+        pytest.skip("the extra 'embedded' is not installed")
+    home = Path(tempfile.mkdtemp(prefix="aioqueue-test-", dir="/tmp"))
+    home.chmod(0o711)
+    monkeypatch.setattr(embedded, "default_data_dir", lambda: home / "data")
+    yield home / "data"
+    while (home / "data" / "pgdata" / "postmaster.pid").exists():
+        time.sleep(0.02)
+    shutil.rmtree(home)
+
+
+def test_the_embedded_server(call: Call, embedded_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AIOQUEUE_SCHEMA")
+    said = call("status")
+    assert (said.code, str(embedded_dir) in said.err, embedded_dir.exists()) == (2, True, False)
+    assert "CREATE TABLE" in call("migrate", "--sql").out and not embedded_dir.exists()
+    assert call("migrate").code == 0
+    assert call("status", "--json").json["queues"] == [], "as the worker's role, with its rights"
+    assert "no task is named 't'" in call("enqueue", "t").err
+
+
 # -- the app --------------------------------------------------------------------------------------------------------------
 
 APP = """
 import os
-from aioqueue import AioQueue, events
+from aioqueue import AioQueue, embedded, events
 app = AioQueue(os.environ.get("APP_DSN"), schema=os.environ["AIOQUEUE_SCHEMA"])
 other = 3
 @app.task(name="add")
@@ -461,6 +490,21 @@ def test_tables_ages_and_short_lines(capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.setenv("COLUMNS", "30")
     assert shorten("x" * 50) == "x" * 29 + "…"
     assert shorten("a\n  b") == "a b"
+
+
+def test_a_table_in_a_terminal_keeps_all_but_its_last_column(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table(("ID", "N", "ERROR"), [(str(UUID(int=1)), "12", "broken [red] " * 20)], right=("N",))
+    header, line = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert header.split() == ["ID", "N", "ERROR"]
+    assert line.startswith(f"{UUID(int=1)}  12  broken [red] ") and "…" in line
+    monkeypatch.setattr(output, "RICH", False)
+    print_table(("ID",), [("1",)])
+    assert capsys.readouterr().out == "ID\n1\n"
 
 
 def _events() -> list[type[Event]]:

@@ -34,21 +34,29 @@ def print_json(value: Any) -> None:
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), indent: int = 0) -> None:
     """Print rows of text under their headers; the columns in `right` are aligned there."""
-    if RICH and sys.stdout.isatty():
-        table = importlib.import_module("rich.table").Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for header in headers:
-            table.add_column(header, justify="right" if header in right else "left", no_wrap=header == "ID")
-        for row in rows:
-            table.add_row(*row)
-        importlib.import_module("rich.console").Console(markup=False, highlight=False).print(table)
-        return
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    if RICH and sys.stdout.isatty():
+        _print_rich(headers, rows, right, widths)
+        return
     for row in (headers, *rows):
         cells = [
             text.rjust(width) if header in right else text.ljust(width)
             for header, text, width in zip(headers, row, widths, strict=True)
         ]
         click.echo(" " * indent + "  ".join(cells).rstrip())
+
+
+def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], widths: Sequence[int]) -> None:
+    table = importlib.import_module("rich.table").Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for header in headers:
+        table.add_column(header, justify="right" if header in right else "left", no_wrap=True)
+    # Only the last column is cut to the terminal: half an id or half a name is of no use.
+    others = sum(width + 2 for width in widths[:-1])
+    last = max(20, shutil.get_terminal_size().columns - others)
+    for *cells, text in rows:
+        table.add_row(*cells, text if len(text) <= last else f"{text[: last - 1]}…")
+    width = others + widths[-1] + 2
+    importlib.import_module("rich.console").Console(markup=False, highlight=False, width=width).print(table)
 
 
 def age(seconds: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import Any
 
 import click
@@ -65,7 +66,7 @@ def problems(found: Facts) -> list[str]:
     served = {queue for w in found["workers"] if not w["dead"] for queue in w["queues"]}
     said += [
         f"queue {q['queue']!r}: jobs ready for {age(q['oldest_ready_seconds'])}, and no living worker serves it; "
-        f"start one with -q {q['queue']}"
+        f"start one with -q {shlex.quote(q['queue'])}"
         for q in found["queues"]
         if q["ready"] and q["queue"] not in served and (q["oldest_ready_seconds"] or 0) > UNSERVED_SECONDS
     ]
