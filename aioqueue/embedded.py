@@ -81,7 +81,7 @@ def default_data_dir() -> Path:
     return SYSTEM_DIR / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', here.name) or 'root'}-{place}"
 
 
-def start(data_dir: Path | None = None, *, settings: Mapping[str, str] | None = None) -> EmbeddedServer:
+def start(data_dir: Path | str | None = None, *, settings: Mapping[str, str] | None = None) -> EmbeddedServer:
     """Start the server of a data directory, or join the one that runs; blocks till it answers (about 1 s).
 
     The directory is made when missing, and kept. `settings` are PostgreSQL's, and count when this call starts
@@ -92,12 +92,12 @@ def start(data_dir: Path | None = None, *, settings: Mapping[str, str] | None = 
     for name, value in (settings or {}).items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]*", name) or "\0" in value:
             raise EmbeddedError(f"not a setting of PostgreSQL: {name!r} = {value!r}")
-    directory = (data_dir or default_data_dir()).expanduser().resolve()
+    directory = Path(data_dir or default_data_dir()).expanduser().resolve()
     try:
         return _start(directory, settings or {}, say=data_dir is None)
     except PermissionError as error:
         raise EmbeddedError(
-            f"no permission in {directory} ({error}): it belongs to another user; give one of your own"
+            f"no permission: {error}. If {directory} belongs to another user, give a data directory of your own"
         ) from error
     except (OSError, psycopg.Error) as error:
         raise EmbeddedError(f"cannot use the embedded PostgreSQL in {directory}: {error}") from error
