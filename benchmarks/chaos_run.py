@@ -46,6 +46,8 @@ class Chaos:
     ends: Counter[UUID] = field(default_factory=Counter)
     """Ends that the database accepted and said so."""
     delays: list[float] = field(default_factory=list)
+    slowest: tuple[float, str] = (0.0, "")
+    """The longest delay, and whose it was."""
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     enqueued: asyncio.Event = field(default_factory=asyncio.Event)
@@ -55,7 +57,9 @@ class Chaos:
     @property
     def lanes(self) -> list[tuple[int, int]]:
         """(lane, priority) of every queue, the suspects' first, then highest priority first."""
-        return [(lane(queue, priority), priority) for priority in (SUSPECT, *sorted(PRIORITIES, reverse=True)) for queue in QUEUES]
+        return [
+            (lane(queue, priority), priority) for priority in (SUSPECT, *sorted(PRIORITIES, reverse=True)) for queue in QUEUES
+        ]
 
     async def connect(self) -> AsyncConnection[TupleRow]:
         """Open a connection with the runtime's own settings."""
@@ -84,6 +88,7 @@ class Chaos:
             ready = self.ready_at.pop(job.job_id, None)
             if ready is not None:
                 self.delays.append(max(0.0, now - ready))
+                self.slowest = max(self.slowest, (now - ready, f"job {job.job_id}, attempt {job.attempt}"))
 
     def ended(self, job_id: UUID) -> None:
         """Take note of an accepted end."""
@@ -144,5 +149,8 @@ def percentiles(delays: Sequence[float]) -> str:
     if not delays:
         return "no delays measured"
     ordered = sorted(delays)
-    parts = [f"p{share:g} {1000 * ordered[min(len(ordered) - 1, int(len(ordered) * share / 100))]:.1f}" for share in (50, 99, 99.9)]
-    return f"{', '.join(parts)}, max {1000 * ordered[-1]:.1f} ms"
+
+    def at(share: float) -> float:
+        return 1000 * ordered[min(len(ordered) - 1, int(len(ordered) * share / 100))]
+
+    return f"p50 {at(50):.1f}, p99 {at(99):.1f}, p99.9 {at(99.9):.1f}, max {1000 * ordered[-1]:.1f} ms"

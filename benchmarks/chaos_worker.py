@@ -1,20 +1,17 @@
 """A worker of the chaos run: the library's store, floors and ticker driven by hand, without its runtime.
 
-It claims, works, records; it dies and comes back as a zombie; it holds claims open until its lease is over; it claims in
-transactions that roll back and records what it never had. After each it checks what the promises say of that case.
+It claims, works and records for as long as the run lasts; chaos_mortal.py has those to whom things happen.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
 import random
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
-from uuid import UUID
 
 import psycopg
 from psycopg import AsyncConnection
@@ -29,16 +26,13 @@ from aioqueue.record import encode
 from aioqueue.settings import PoolSettings
 from aioqueue.store import LOWEST_ID, NOT_OWNED, WORKER_DEAD, LaneScan
 
-from .chaos_actors import kill
+from .chaos_audit import FloorAudit
 from .chaos_run import LEASE, Chaos
 
 BEAT = 0.3
 TICK = 0.05
 RESCUED_AT_ONCE = 7
 """Few, so that a dead worker needs several passes."""
-AUDIT_EVERY = 6
-TAKEN_OVER = 15.0
-"""Seconds in which the others must have taken over what a dead worker ran."""
 ERROR = ErrorText("Chaos", "failed on purpose")
 
 
@@ -60,11 +54,10 @@ class ChaosWorker:
 
     conn: AsyncConnection[TupleRow]
 
-    def __init__(self, chaos: Chaos, number: int, others: list[ChaosWorker], *, mortal: bool) -> None:
+    def __init__(self, chaos: Chaos, number: int, crowd: list[ChaosWorker]) -> None:
         self._chaos = chaos
         self._store = chaos.store
         self._number = number
-        self._mortal = mortal
         self._random = random.Random(f"{chaos.seed} worker {number}")
         self.id = 0
         self._floors = Floors([number for number, _ in chaos.lanes], LOWEST_ID)
@@ -74,12 +67,10 @@ class ChaosWorker:
         )
         # No net below the exact rule: it would hide what the rule loses.
         self._ticker._next_full_look = math.inf
-        self._next_beat = self._next_tick = self._next_rescue = self._dies = 0.0
+        self._next_beat = self._next_tick = self._next_rescue = 0.0
         self._lease_end = 0.0
-        self._ticks = 0
-        self._below: set[tuple[object, ...]] | None = None
-        self._owed: list[tuple[int, int, tuple[int, UUID]]] = []
-        self._all = others
+        self.audit = FloorAudit(chaos, self._floors, f"worker {number}")
+        self._crowd = crowd
 
     def _restarted(self) -> None:
         self._chaos.counts["server restarts seen"] += 1
@@ -96,23 +87,13 @@ class ChaosWorker:
             await self.conn.close()
 
     async def _turn(self) -> None:
-        dice = self._random
         if self.conn.closed:
             self.conn = await self._chaos.connect()
         await self._keep()
-        dying = self._mortal and not self._chaos.enqueued.is_set()
-        if self._mortal and dice.random() < 0.03:
-            await self._claim_in_vain()
-        elif dying and time.monotonic() > self._dies:
-            await dice.choice((self._die, self._late, self._hold_claim))()
-            self._dies = time.monotonic() + dice.uniform(0.5, 2)
-        else:
-            # One that neither dies nor dawdles, so that delays measure the engine and not a lack of workers.
-            jobs = await self._claim(dice.choice((1, 5, 20)) if self._mortal else 100)
-            if not jobs:
-                await asyncio.sleep(0.005)
-                return
+        if jobs := await self._claim(100):
             await self._work(jobs)
+        else:
+            await asyncio.sleep(0.005)
 
     # -- the plain duties ---------------------------------------------------------------------------------------------
 
@@ -120,9 +101,16 @@ class ChaosWorker:
         self.id = secrets.randbits(63)
         now = time.monotonic()
         self._next_beat, self._lease_end = now + BEAT, now + LEASE
-        self._dies = now + self._random.uniform(0.5, 2)
         await self._store.register_worker(
-            self.conn, worker=self.id, host="chaos", pid=self._number, version="0", queues=[], concurrency=100, lease=LEASE, tasks=[]
+            self.conn,
+            worker=self.id,
+            host="chaos",
+            pid=self._number,
+            version="0",
+            queues=[],
+            concurrency=100,
+            lease=LEASE,
+            tasks=[],
         )
 
     async def _beat(self) -> bool:
@@ -147,58 +135,15 @@ class ChaosWorker:
                 self._chaos.counts["rescued"] += found[1]
         if now > self._next_tick:
             self._next_tick = now + TICK
-            self._ticks += 1
+            self.audit.begin_tick()
             tick = await self._ticker.tick()
-            self._settle_owed()
+            await self.audit.end_tick(self.conn, self._ticker.due_from())
             if tick.next_due is not None and tick.next_due <= tick.clock:
                 number = await self._store.promote(self.conn, due_from=self._ticker.due_from(), limit=100)
                 self._chaos.counts["promoted"] += max(0, number)
-            if self._ticks % AUDIT_EVERY < 2:
-                await self._audit()
-
-    def owe(self, jobs: Sequence[Claimed], before: dict[int, tuple[int, UUID]]) -> None:
-        """Jobs that another worker found ready where this one's floor had passed (before that claim, and still).
-
-        Right only if they were committed after this worker's last tick looked; then its next tick takes the floor back.
-        """
-        for job in jobs:
-            position = job.vt, job.job_id
-            if position < before[job.lane] and position < self._floors[job.lane].start:
-                self._owed.append((self._ticks, job.lane, position))
-
-    def starts(self) -> dict[int, tuple[int, UUID]]:
-        """Where this worker's scans begin now."""
-        return {number: self._floors[number].start for number in self._floors.lanes}
-
-    def _settle_owed(self) -> None:
-        below = [owed for owed in self._owed if owed[2] < self._floors[owed[1]].start]
-        for _, number, position in (owed for owed in below if owed[0] < self._ticks):
-            self._chaos.fault(f"worker {self._number}: its floor in lane {number} passed the ready position {position}")
-        self._owed = [owed for owed in below if owed[0] == self._ticks]
-
-    async def _audit(self) -> None:
-        """What is ready below a floor before a tick and still after it was committed when the tick looked: it is lost."""
-        starts = [(number, *self._floors[number].start) for number, _ in self._chaos.lanes]
-        rows = await self._chaos.rows(
-            self.conn,
-            "SELECT l.lane, l.vt, l.job_id FROM unnest(%s::bigint[], %s::bigint[], %s::uuid[]) AS u (lane, vt, id)"
-            " JOIN aioqueue.live l ON l.lane = u.lane AND (l.vt, l.job_id) < (u.vt, u.id) AND l.worker IS NULL"
-            " UNION ALL SELECT 0, (extract(epoch FROM s.run_at) * 1000000)::bigint, s.job_id FROM aioqueue.scheduled s"
-            " WHERE s.run_at < %s",
-            *map(list, zip(*starts, strict=True)),
-            self._ticker.due_from(),
-        )
-        below = set(rows)
-        if self._ticks % AUDIT_EVERY == 0:
-            self._below = below
-        elif self._below is not None:
-            self._chaos.counts["floor audits"] += 1
-            for position in self._below & below:
-                self._chaos.fault(f"worker {self._number}: ready below its floor and not seen by a tick: {position}")
-            self._below = None
 
     async def _claim(self, limit: int) -> list[Claimed]:
-        before = [(worker, worker.starts()) for worker in self._all]
+        before = [(worker.audit, worker.audit.starts()) for worker in self._crowd]
         try:
             jobs = await self._ask(limit)
         except psycopg.Error as error:
@@ -208,8 +153,8 @@ class ChaosWorker:
             await self._beat()
             return []
         self._claimed(jobs)
-        for worker, starts in before:
-            worker.owe(jobs, starts)
+        for audit, starts in before:
+            audit.owe(jobs, starts)
         return jobs
 
     async def _ask(self, limit: int) -> list[Claimed]:
@@ -222,14 +167,9 @@ class ChaosWorker:
             self._floors.claimed(job.lane, job.vt)
 
     async def _work(self, jobs: Sequence[Claimed]) -> None:
-        dice = self._random
-        await asyncio.sleep(dice.uniform(0, 0.02 if self._mortal else 0.002))
-        if self._mortal and dice.random() < 0.03:
-            until = time.monotonic() + dice.uniform(0.1, 2 * LEASE)
-            while time.monotonic() < until:
-                await self._keep()
-                await asyncio.sleep(0.01)
-        alone = {job.job_id for job in jobs if dice.random() < 0.05}
+        """Run the jobs, so to say, and write how they ended."""
+        await asyncio.sleep(self._random.uniform(0, 0.002))
+        alone = {job.job_id for job in jobs if self._random.random() < 0.05}
         for job in jobs:
             if job.job_id in alone:
                 await self._finish(job)
@@ -252,10 +192,10 @@ class ChaosWorker:
             return Released(Reason.INTERRUPTED, "handed back on purpose")
         return Cancelled("cancelled on purpose")
 
-    async def _record(self, jobs: Sequence[Claimed]) -> dict[object, str]:
+    async def _record(self, jobs: Sequence[Claimed]) -> None:
         """Record outcomes of any kind; every job of a worker that lives must be accepted."""
         if not jobs:
-            return {}
+            return
         outcomes = {job.job_id: self._outcome(job) for job in jobs}
         text = f"[{','.join(encode(job, outcomes[job.job_id]).text for job in jobs)}]"
         worker = jobs[0].worker
@@ -275,7 +215,6 @@ class ChaosWorker:
             self._chaos.fault("a record that was repeated was accepted twice")
         if len(states) < len(jobs):
             await self._refused(worker, len(jobs) - len(states))
-        return dict(states)
 
     async def _refused(self, worker: int, number: int) -> None:
         self._chaos.counts["late records fenced"] += number
@@ -301,126 +240,3 @@ class ChaosWorker:
         values = {"aioqueue_job.marker": "chaos", "app.tenant": job.tenant or "", "row_security": "on"}
         await self._store.set_local(self.conn, values)
         await self._store.finish(self.conn, job, marker="chaos", setting="app.tenant", result="null")
-
-    # -- what goes wrong ----------------------------------------------------------------------------------------------
-
-    async def _claim_in_vain(self) -> None:
-        """Claim in a transaction that rolls back or is killed, then record what was never had: nothing may be accepted."""
-        dice = self._random
-        killed = dice.random() < 0.3
-        jobs: list[Claimed] = []
-        try:
-            async with self.conn.transaction():
-                jobs = await self._ask(20)
-                await asyncio.sleep(dice.choice((0, 0.01, 0.2)))
-                if killed:
-                    await kill(self._chaos, self.conn)
-                else:
-                    raise psycopg.Rollback
-        except psycopg.Error as error:
-            if error.sqlstate == WORKER_DEAD:
-                await self._beat()
-                return
-            if not killed:
-                raise
-        if self.conn.closed:
-            self.conn = await self._chaos.connect()
-        self._chaos.counts["claims killed" if killed else "claims rolled back"] += 1
-        now = time.time()
-        for job in jobs:
-            if job.job_id in self._chaos.ready_at:
-                self._chaos.ready_at[job.job_id] = now
-        for _ in range(4):
-            await asyncio.sleep(dice.uniform(0, 0.02))
-            await self._expect_fenced(jobs, "of a claim that never committed")
-
-    async def _expect_fenced(self, jobs: Sequence[Claimed], what: str) -> None:
-        if not jobs:
-            return
-        text = f"[{','.join(encode(job, Succeeded('null')).text for job in jobs)}]"
-        states = await self._store.record(self.conn, worker=jobs[0].worker, outcomes=text)
-        self._chaos.counts["zombie records fenced"] += len(jobs) - len(states)
-        for job_id in states:
-            self._chaos.ended(job_id)
-        if states:
-            self._chaos.fault(f"{len(states)} records {what} were accepted")
-        job = self._random.choice(jobs)
-        try:
-            async with self.conn.transaction():
-                await self._finish_here(job)
-        except psycopg.Error as error:
-            if error.sqlstate != NOT_OWNED:
-                raise
-            self._chaos.counts["zombie finishes fenced"] += 1
-        else:
-            self._chaos.ended(job.job_id)
-            self._chaos.fault(f"the finish {what} was accepted")
-
-    async def _claim_some(self) -> list[Claimed]:
-        """Claim until there are more jobs than one pass of rescue takes, or for half a second."""
-        jobs: list[Claimed] = []
-        until = time.monotonic() + 0.5
-        while len(jobs) < 2 * RESCUED_AT_ONCE and time.monotonic() < until:
-            await self._keep()
-            jobs += await self._claim(20)
-            # A new identity has nothing to do with what the old one held.
-            jobs = [job for job in jobs if job.worker == self.id]
-            await asyncio.sleep(0.002)
-        return jobs
-
-    async def _die(self) -> None:
-        """Stop beating while jobs run, wait until they were taken over, and come back as a zombie."""
-        jobs = await self._claim_some()
-        self._chaos.counts["deaths"] += 1
-        self._chaos.counts["jobs held at death"] += len(jobs)
-        limit = time.monotonic() + TAKEN_OVER
-        while True:
-            await asyncio.sleep(0.1)
-            ((running,),) = await self._chaos.rows(self.conn, "SELECT count(*) FROM aioqueue.live WHERE worker = %s", self.id)
-            if not running and time.monotonic() > self._lease_end + 0.3:
-                break
-            if time.monotonic() > limit:
-                self._chaos.fault(f"{running} jobs of a dead worker were not taken over within {TAKEN_OVER:g} s")
-                break
-        await self._expect_fenced(jobs, "of a dead worker")
-        try:
-            claimed = await self._ask(20)
-        except psycopg.Error as error:
-            if error.sqlstate != WORKER_DEAD:
-                raise
-            self._chaos.counts["zombie claims refused"] += 1
-        else:
-            self._claimed(claimed)
-            self._chaos.fault(f"a dead worker claimed {len(claimed)} jobs")
-        await self._beat()
-
-    async def _late(self) -> None:
-        """Be silent until about the end of the lease, then record: accepted or fenced, but one of the two."""
-        jobs = await self._claim_some()
-        await asyncio.sleep(max(0.0, self._lease_end - time.monotonic() + self._random.uniform(-0.05, 0.4)))
-        self._chaos.counts["late records"] += len(jobs)
-        await self._record(jobs)
-
-    async def _hold_claim(self) -> None:
-        """Hold a claim's transaction open until the lease is over: rescue must neither overlap with it nor miss its jobs."""
-        try:
-            async with self.conn.transaction():
-                jobs = await self._ask(20)
-                while not jobs and time.monotonic() < self._lease_end - 0.2:
-                    await asyncio.sleep(0.002)
-                    jobs = await self._ask(20)
-                await asyncio.sleep(max(0.0, self._lease_end - time.monotonic() + self._random.uniform(0.1, 0.8)))
-        except psycopg.Error as error:
-            if error.sqlstate != WORKER_DEAD:
-                raise
-            await self._beat()
-            return
-        for job in jobs:
-            self._chaos.ready_at.pop(job.job_id, None)
-        self._claimed(jobs)
-        self._chaos.counts["claims held past the lease"] += 1
-        if self._random.random() < 0.5:
-            await self._die()
-        else:
-            await self._record(jobs)
-            await self._beat()

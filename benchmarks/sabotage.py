@@ -43,9 +43,7 @@ class Sabotage:
     floor: type[LaneFloor[UUID]] = LaneFloor
 
 
-_READ_V = (
-    "    FOR i IN 1..cardinality(p_lanes) LOOP\n        vts := vts || aioqueue.virtual_time(p_lanes[i]);\n    END LOOP;\n"
-)
+_READ_V = "    FOR i IN 1..cardinality(p_lanes) LOOP\n        vts := vts || aioqueue.virtual_time(p_lanes[i]);\n    END LOOP;\n"
 _FENCE = ((" AND l.worker = p_worker", ""),)
 
 SABOTAGES: dict[str, Sabotage] = {
@@ -97,7 +95,8 @@ SABOTAGES: dict[str, Sabotage] = {
         {
             "return_job": (
                 (
-                    "    PERFORM aioqueue.make_ready(ARRAY[p_lane], ARRAY[p_row.job_id], ARRAY[p_row.tenant], ARRAY[p_row.attempt],\n"
+                    "    PERFORM aioqueue.make_ready(ARRAY[p_lane], ARRAY[p_row.job_id], ARRAY[p_row.tenant],"
+                    " ARRAY[p_row.attempt],\n"
                     "                                ARRAY[p_row.spared + p_spare::integer]);\n",
                     "    INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, spared) VALUES (p_lane, p_row.vt,"
                     " p_row.job_id, p_row.tenant, p_row.attempt, p_row.spared + p_spare::integer);\n",

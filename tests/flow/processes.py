@@ -63,7 +63,7 @@ class Process:
     async def ended(self) -> int:
         """Wait until it has ended by itself; its exit code."""
         async with asyncio.timeout(PATIENCE):
-            while (code := self.process.poll()) is None:
+            while (code := self.process.poll()) is None:  # noqa: ASYNC110 - another process sets no event of ours
                 await asyncio.sleep(0.02)
         return code
 
@@ -89,7 +89,7 @@ class Flow:
             environ["FLOW_POLL"] = str(poll)
         command = [sys.executable, "-m", "aioqueue", "worker", "-A", "tests.flow.tasks:app", "--grace", "60", *arguments]
         with path.open("wb") as log:
-            started = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            started = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: ASYNC220
         process = Process(started, path)
         self.processes.append(process)
         if ready:
@@ -158,5 +158,3 @@ async def reconnect(flow: Flow, dsn: str) -> None:
                 await asyncio.sleep(0.05)
             else:
                 return
-
-

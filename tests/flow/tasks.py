@@ -63,7 +63,7 @@ async def hold(ctx: JobContext) -> None:
     """Run until the gate is open."""
     await _note(ctx, "start")
     async with await _evidence() as conn:
-        while not await (await conn.execute("SELECT 1 FROM flow.gate")).fetchone():
+        while not await (await conn.execute("SELECT 1 FROM flow.gate")).fetchone():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     await _note(ctx, "end")
 
