@@ -207,11 +207,11 @@ def test_the_question_waits_for_every_transaction_that_ran() -> None:
     observe(floor, 100, 20, 15)
     assert (floor.question, floor.settled) == (None, False)
     observe(floor, 100, 25, 15, 22)
-    assert floor.question is None
+    assert (floor.question, floor.settled) == (None, False)
     observe(floor, 100, 25, 22)
     assert floor.question == 100
     floor.answer(100, None)
-    assert (floor.start, floor.question) == ((101, 0), None)
+    assert floor.start == (101, 0)
     settle(floor, 100, 26)
     assert floor.start == (101, 0)
 
@@ -296,13 +296,13 @@ def test_a_snapshot_is_read_as_the_server_writes_it(text: str, xmax: int, runnin
 
 def test_the_floors_of_a_process_are_settled_once_a_tick_has_read_what_was_claimed() -> None:
     floors = Floors([1, 2], LOWEST_ID)
-    assert floors.settled
+    assert [floors.settled] == [True]
     floors.claimed(1, 500)
     assert (floors.settled, floors.highest_claimed(1), floors.highest_claimed(2)) == (False, 500, 0)
     floors.begin_tick()
     for lane in (1, 2):
         floors[lane].observe(0, Snapshot(10, frozenset()), 0.0)
-    assert not floors.settled, "it was published by that tick and read by none"
+    assert [floors.settled] == [False], "it was published by that tick and read by none"
     floors.begin_tick()
     for xmax in range(11, 15):
         if (asked := floors[1].question) is not None:

@@ -1,7 +1,7 @@
 """Migrations: all or nothing, from any number of processes, into any schema; what is missing is said with its command."""
 
 import asyncio
-import subprocess
+import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -43,7 +43,8 @@ async def count(database: Database, schema: str) -> tuple[int, int]:
     async with connected(database) as conn:
         cursor = await conn.execute(
             sql.SQL(
-                "SELECT (SELECT count(*) FROM pg_proc WHERE pronamespace = to_regnamespace({})), (SELECT count(*) FROM {}.schema_version)"
+                "SELECT (SELECT count(*) FROM pg_proc WHERE pronamespace = to_regnamespace({})),"
+                " (SELECT count(*) FROM {}.schema_version)"
             ).format(sql.Literal(quote_schema(schema)), sql.Identifier(schema))
         )
         found = await cursor.fetchone()
@@ -70,7 +71,7 @@ async def test_twenty_processes_at_once(fresh_database: Create, level: str) -> N
     """Whatever isolation level the database gives its sessions by default."""
     database = fresh_database()
     async with connected(database) as conn:
-        await conn.execute(f"ALTER DATABASE {database.name} SET default_transaction_isolation = '{level}'")
+        await conn.execute(f"ALTER DATABASE {database.name} SET default_transaction_isolation = '{level}'".encode())
     befores = await asyncio.gather(*(migrate.migrate(database.dsn("owner")) for _ in range(20)))
     assert sorted(before.version for before in befores) == [0] + [1] * 19
     assert await count(database, "aioqueue") == (len(functions()), len(migrations()))
@@ -99,7 +100,9 @@ async def test_two_schemas_in_one_database_know_nothing_of_each_other(fresh_data
             store = Store(schema)
             jobs = [NewJob(id=new_job_id(), task="t", payload="{}") for _ in range(number)]
             await store.enqueue_many(conn, jobs)
-            cursor = await conn.execute(sql.SQL("SELECT count(*) FROM {}.jobs WHERE state = 'ready'").format(sql.Identifier(schema)))
+            cursor = await conn.execute(
+                sql.SQL("SELECT count(*) FROM {}.jobs WHERE state = 'ready'").format(sql.Identifier(schema))
+            )
             assert await cursor.fetchone() == (number,)
 
 
@@ -133,12 +136,14 @@ async def test_the_script_does_what_migrate_does(fresh_database: Create, schema:
     by_script, by_code = fresh_database(), fresh_database()
     async with connected(by_script) as conn:
         await conn.execute("BEGIN")
-        await conn.execute(sql.SQL(migrate.script(schema=schema)))  # type: ignore[arg-type] - our own text
+        await conn.execute(migrate.script(schema=schema).encode())
         await conn.execute("COMMIT")
     await migrate.migrate(by_code.dsn("owner"), schema=schema)
     facts = (
-        "SELECT 'f', p.proname::text, md5(p.prosrc), p.proacl::text, p.proconfig::text FROM pg_proc p WHERE pronamespace = to_regnamespace({0})"
-        " UNION ALL SELECT c.relkind::text, c.relname::text, c.reloptions::text, c.relacl::text, NULL FROM pg_class c WHERE relnamespace = to_regnamespace({0})"
+        "SELECT 'f', p.proname::text, md5(p.prosrc), p.proacl::text, p.proconfig::text"
+        " FROM pg_proc p WHERE pronamespace = to_regnamespace({0})"
+        " UNION ALL SELECT c.relkind::text, c.relname::text, c.reloptions::text, c.relacl::text, NULL"
+        " FROM pg_class c WHERE relnamespace = to_regnamespace({0})"
         " ORDER BY 1, 2"
     )
     found = []
@@ -164,13 +169,15 @@ async def test_the_files_paste_into_psql_as_they_are() -> None:
 async def test_older_newer_and_missing_schemas_name_the_command(fresh_database: Create, monkeypatch: pytest.MonkeyPatch) -> None:
     database = fresh_database()
     assert await refusal(database, "aioqueue") == (
-        'no aioqueue schema "aioqueue" in this database: run \'python -m aioqueue migrate\' as its owner'
+        "no aioqueue schema \"aioqueue\" in this database: run 'python -m aioqueue migrate' as its owner"
     )
     assert "run 'python -m aioqueue migrate --schema 'other'' as its owner" in await refusal(database, "other")
     await migrate.migrate(database.dsn("owner"))
     needed = migrate.code_version()
     monkeypatch.setattr(migrate, "code_version", lambda: needed + 1)
-    assert f"is at version {needed}, this code needs {needed + 1}: run 'python -m aioqueue migrate'" in await refusal(database, "aioqueue")
+    assert f"is at version {needed}, this code needs {needed + 1}: run 'python -m aioqueue migrate'" in await refusal(
+        database, "aioqueue"
+    )
     monkeypatch.undo()
     async with connected(database) as conn:
         await conn.execute("INSERT INTO aioqueue.schema_version (version, serves, name) VALUES (99, 1, 'later')")
@@ -183,8 +190,7 @@ async def test_older_newer_and_missing_schemas_name_the_command(fresh_database: 
 async def test_the_command_in_a_message_can_be_pasted_into_a_shell(fresh_database: Create) -> None:
     message = await refusal(fresh_database(), ODD)
     command = message.partition("run '")[2].partition("' as its owner")[0]
-    words = subprocess.run(["sh", "-c", f'printf "%s\\n" {command}'], capture_output=True, text=True, check=True)
-    assert words.stdout.splitlines()[-2:] == ["--schema", ODD]
+    assert shlex.split(command)[-2:] == ["--schema", ODD]
 
 
 async def test_a_role_without_rights_is_told_what_its_owner_can_do(fresh_database: Create) -> None:

@@ -39,9 +39,7 @@ async def register(store: Store, conn: Conn) -> int:
 
 
 @given(task=names, queue=names, tenant=st.none() | names, delay=st.none() | st.floats(0, 1e8), number=st.integers())
-def test_a_job_as_json_reads_back_as_it_was(
-    task: str, queue: str, tenant: str | None, delay: float | None, number: int
-) -> None:
+def test_a_job_as_json_reads_back_as_it_was(task: str, queue: str, tenant: str | None, delay: float | None, number: int) -> None:
     payload = json.dumps({"n": number, "t": task}, ensure_ascii=False)
     job = NewJob(id=new_job_id(), task=task, payload=payload, queue=queue, tenant=tenant, delay=delay, priority=0)
     facts = {"id": str(job.id), "task": task, "queue": queue, "priority": 0, "tenant": tenant, "delay": delay}
@@ -119,7 +117,7 @@ async def test_a_tick_as_nouns(store: Store, owner: Conn) -> None:
 
 async def test_the_callers_row_factory_and_settings_do_not_matter(store: Store, owner_dsn: str) -> None:
     """A connection given with on= is the user's, made as the user likes."""
-    conn = await AsyncConnection.connect(owner_dsn, row_factory=dict_row, prepare_threshold=0)
+    conn = await AsyncConnection[dict[str, Any]].connect(owner_dsn, row_factory=dict_row, prepare_threshold=0)
     async with conn:
         await conn.execute("SET search_path = pg_temp")
         await conn.execute("SET timezone = 'Asia/Kathmandu'")

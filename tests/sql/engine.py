@@ -10,25 +10,21 @@ import secrets
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, LiteralString, TypeVar, cast
+from typing import Any, TypeVar, cast
 from uuid import UUID
 
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection
 
 from aioqueue.floor import LaneFloor
 from aioqueue.job import Claimed, NewJob, lane, new_job_id
-from aioqueue.sql import functions, place
+from aioqueue.sql import as_sql, functions
 from aioqueue.store import LOWEST_ID, LaneQuestion, LaneScan, Store, Tick
 
 T = TypeVar("T")
 LANE = lane("default", 0)
+text = as_sql
 GATE = 7_001
 """Advisory lock on which an instrumented function waits."""
-
-
-def text(statement: str, schema: str) -> sql.SQL:
-    """The statement for psycopg, with the schema's name put in."""
-    return sql.SQL(cast("LiteralString", place(statement, schema)))
 
 
 def entry(job: Claimed, reason: str = "succeeded", **rest: object) -> dict[str, object]:
@@ -49,7 +45,7 @@ class Session:
 
     async def rows(self, statement: str, *params: object) -> list[tuple[Any, ...]]:
         """Run a statement that says `aioqueue.`; its rows, none for one that returns nothing."""
-        cursor = await self.conn.execute(text(statement, self.store.schema), params or None)
+        cursor = await self.conn.execute(as_sql(statement, self.store.schema), params or None)
         return await cursor.fetchall() if cursor.description else []
 
     async def value(self, statement: str, *params: object) -> Any:
@@ -68,17 +64,16 @@ class Session:
 
     async def enqueue(self, number: int = 1, **options: Any) -> list[UUID]:
         """Enqueue jobs of task `t` with the options of NewJob; their ids."""
-        facts = {"task": "t", "payload": "{}", "queue": "default", "priority": 0, "max_attempts": 5} | options
-        jobs = [NewJob(**({"id": new_job_id()} | facts)) for _ in range(number)]
+        facts: dict[str, Any] = {"task": "t", "payload": "{}", "queue": "default", "priority": 0, "max_attempts": 5} | options
+        every: list[dict[str, Any]] = [{"id": new_job_id(), **facts} for _ in range(number)]
+        jobs = [NewJob(**each) for each in every]
         await self.store.enqueue_many(self.conn, jobs)
         return [job.id for job in jobs]
 
     async def enqueue_one(self, **options: Any) -> UUID:
         return (await self.enqueue(**options))[0]
 
-    async def register(
-        self, worker: int | None = None, *, lease: float = 60, tasks: Sequence[dict[str, object]] = ()
-    ) -> int:
+    async def register(self, worker: int | None = None, *, lease: float = 60, tasks: Sequence[dict[str, object]] = ()) -> int:
         """Register a worker; its identity."""
         identity = secrets.randbits(62) if worker is None else worker
         await self.store.register_worker(
@@ -104,9 +99,7 @@ class Session:
     async def open_job(self, job: Claimed, setting: str = "app.tenant") -> None:
         """Begin the job's own transaction as the runtime does: tenant and marker set locally."""
         await self.begin()
-        await self.store.set_local(
-            self.conn, {setting: job.tenant or "", "aioqueue_job.marker": "marker", "row_security": "on"}
-        )
+        await self.store.set_local(self.conn, {setting: job.tenant or "", "aioqueue_job.marker": "marker", "row_security": "on"})
 
     async def finish(self, job: Claimed, result: str = "null") -> None:
         await self.store.finish(self.conn, job, marker="marker", setting="app.tenant", result=result)
@@ -155,7 +148,7 @@ class Session:
         """Wait until the other session waits for a lock (of `by`)."""
         while True:
             holders = await self.value("SELECT pg_catalog.pg_blocking_pids(%s)", other.pid)
-            if by is None and holders or by is not None and by.pid in holders:
+            if (by is None and holders) or (by is not None and by.pid in holders):
                 return
 
 

@@ -2,6 +2,8 @@
 
 import json
 import secrets
+from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import psycopg
@@ -41,9 +43,7 @@ async def test_a_batch_with_every_kind_of_outcome(boss: Session, one: Session) -
     assert [await one.state(job.job_id) for job in jobs] == expected
     for job in jobs:
         assert len(await one.places(job.job_id)) == 1
-    facts = await boss.rows(
-        "SELECT id, spared, result, reason, error_type, error, unknown_task FROM aioqueue.jobs"
-    )
+    facts = await boss.rows("SELECT id, spared, result, reason, error_type, error, unknown_task FROM aioqueue.jobs")
     seen = {row[0]: row[1:] for row in facts}
     assert seen[jobs[0].job_id] == (0, {"sum": 3}, None, None, None, None)
     assert seen[jobs[1].job_id] == (0, None, "error", "E", "boom", None)
@@ -63,7 +63,7 @@ async def test_a_batch_with_every_kind_of_outcome(boss: Session, one: Session) -
 async def test_an_empty_batch_and_one_of_strangers_change_nothing(one: Session) -> None:
     worker, (job,) = await running(one)
     assert await one.record(worker) == {}
-    stranger = Claimed(**{name: getattr(job, name) for name in Claimed.__slots__} | {"job_id": UUID(int=5)})
+    stranger = replace(job, job_id=UUID(int=5))
     assert await one.record(worker, entry(stranger), entry(stranger, "error", d=0)) == {}
     assert await one.places(job.job_id) == ["live"]
 
@@ -193,7 +193,7 @@ async def test_what_is_refused_for_its_content_leaves_the_batch_undone(boss: Ses
 
 async def test_a_large_mixed_batch_leaves_every_job_in_one_place(boss: Session, one: Session) -> None:
     worker, jobs = await running(one, 300)
-    kinds: list[dict[str, object]] = [
+    kinds: list[dict[str, Any]] = [
         {"reason": "succeeded"},
         {"reason": "error", "d": 0},
         {"reason": "error", "d": 3},
@@ -201,16 +201,23 @@ async def test_a_large_mixed_batch_leaves_every_job_in_one_place(boss: Session, 
         {"reason": "cancelled"},
         {"reason": "interrupted", "d": 0, "s": True},
     ]
-    batch = [entry(job, **kinds[i % len(kinds)]) for i, job in enumerate(jobs)]  # type: ignore[arg-type]
+    batch = [entry(job, **kinds[i % len(kinds)]) for i, job in enumerate(jobs)]
     secrets.SystemRandom().shuffle(batch)
     assert len(await one.record(worker, *batch)) == 300
-    assert await boss.rows(
-        "SELECT state, count(*) FROM aioqueue.jobs GROUP BY 1 ORDER BY 1"
-    ) == [("cancelled", 50), ("dead", 50), ("ready", 100), ("scheduled", 50), ("succeeded", 50)]
-    assert await boss.rows(
-        "SELECT job_id FROM (SELECT job_id FROM aioqueue.live UNION ALL SELECT job_id FROM aioqueue.scheduled"
-        " UNION ALL SELECT job_id FROM aioqueue.outcome) x GROUP BY 1 HAVING count(*) > 1"
-    ) == []
+    assert await boss.rows("SELECT state, count(*) FROM aioqueue.jobs GROUP BY 1 ORDER BY 1") == [
+        ("cancelled", 50),
+        ("dead", 50),
+        ("ready", 100),
+        ("scheduled", 50),
+        ("succeeded", 50),
+    ]
+    assert (
+        await boss.rows(
+            "SELECT job_id FROM (SELECT job_id FROM aioqueue.live UNION ALL SELECT job_id FROM aioqueue.scheduled"
+            " UNION ALL SELECT job_id FROM aioqueue.outcome) x GROUP BY 1 HAVING count(*) > 1"
+        )
+        == []
+    )
 
 
 async def test_what_is_ready_again_lies_above_the_lanes_virtual_time(boss: Session, one: Session) -> None:
@@ -233,7 +240,8 @@ async def test_a_job_handed_back_again_and_again_waits_longer_each_time(boss: Se
             continue
         waits.append(
             await boss.value(
-                "SELECT extract(epoch FROM s.run_at - a.finished_at)::float FROM aioqueue.scheduled s JOIN aioqueue.attempt a USING (job_id)"
+                "SELECT extract(epoch FROM s.run_at - a.finished_at)::float"
+                " FROM aioqueue.scheduled s JOIN aioqueue.attempt a USING (job_id)"
                 " ORDER BY a.attempt DESC LIMIT 1"
             )
         )
