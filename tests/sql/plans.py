@@ -6,13 +6,12 @@ The data set is made once: 100,000 rows in every table, never analysed, no autov
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, LiteralString, cast
+from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from aioqueue.job import lane
-from aioqueue.sql import place
+from aioqueue.sql import as_sql
 
 ROWS = 100_000
 LANE = lane("default", 0)
@@ -35,18 +34,16 @@ INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, worker, claimed_at
 SELECT :lane, n * 100, pg_temp.id(1, n), 'T' || n % 500, CASE WHEN n <= :claimed THEN 1 ELSE 0 END,
        CASE WHEN n <= :claimed THEN :worker END, CASE WHEN n <= :claimed THEN now() END FROM generate_series(1, :rows) n;
 INSERT INTO aioqueue.scheduled (run_at, job_id, lane, tenant)
-SELECT '2020-01-01Z'::timestamptz + n * interval '1 hour', pg_temp.id(2, n), :lane, 'T' || n % 500 FROM generate_series(1, :rows) n;
+SELECT '2020-01-01Z'::timestamptz + n * interval '1 hour', pg_temp.id(2, n), :lane, 'T' || n % 500
+  FROM generate_series(1, :rows) n;
 INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, finished_at)
-SELECT pg_temp.id(3, n), CASE WHEN n % 10 = 0 THEN 'dead' ELSE 'succeeded' END, 1, 0, '1', now() FROM generate_series(1, :rows) n;
+SELECT pg_temp.id(3, n), CASE WHEN n % 10 = 0 THEN 'dead' ELSE 'succeeded' END, 1, 0, '1', now()
+  FROM generate_series(1, :rows) n;
 INSERT INTO aioqueue.attempt (job_id, attempt, reason, error_type, finished_at)
 SELECT pg_temp.id(3, n), 1, 'error', 'E', now() FROM generate_series(1, :rows) n;
 INSERT INTO aioqueue.worker (id, host, pid, version, queues, concurrency, started_at, beat_at, lease_until)
 VALUES (:worker, 'h', 1, '0', '{}', 1, now(), now(), now() + interval '1 day');
 """
-
-
-def text(statement: str, schema: str) -> sql.SQL:
-    return sql.SQL(cast("LiteralString", place(statement, schema)))
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -85,7 +82,11 @@ class Plans:
         """The largest number of rows that one scan of a table returned or threw away."""
         return max(
             int(
-                (node.get("Actual Rows", 0) + node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0))
+                (
+                    node.get("Actual Rows", 0)
+                    + node.get("Rows Removed by Filter", 0)
+                    + node.get("Rows Removed by Index Recheck", 0)
+                )
                 * node.get("Actual Loops", 1)
             )
             for node in self.nodes()
@@ -106,7 +107,7 @@ class Watched:
             "log_min_duration": "0", "log_nested_statements": "on", "log_analyze": "on", "log_buffers": "on", "log_timing": "off",
             "log_format": "json", "log_level": "notice",
         }.items():  # fmt: skip
-            self.conn.execute(text(f"SET auto_explain.{name} = '{value}'", schema))
+            self.conn.execute(as_sql(f"SET auto_explain.{name} = '{value}'", schema))
 
     def _take(self, notice: psycopg.errors.Diagnostic) -> None:
         _, marker, plan = (notice.message_primary or "").partition("plan:\n")
@@ -117,7 +118,7 @@ class Watched:
         """Call one function; its plans and rows. Nothing of it stays unless asked for."""
         self.caught = Plans()
         with self.conn.transaction(force_rollback=not keep):
-            cursor = self.conn.execute(text(statement, self.schema), params or None)
+            cursor = self.conn.execute(as_sql(statement, self.schema), params or None)
             rows = cursor.fetchall() if cursor.description else []
         return self.caught, rows
 
@@ -131,7 +132,7 @@ def fill(dsn: str, schema: str) -> None:
     for name, value in {"rows": ROWS, "lane": LANE, "claimed": CLAIMED, "worker": WORKER}.items():
         statements = statements.replace(f":{name}", str(value))
     with psycopg.connect(dsn) as conn:
-        conn.execute(text(statements, schema))
+        conn.execute(as_sql(statements, schema))
 
 
 def job_id(part: int, n: int) -> str:

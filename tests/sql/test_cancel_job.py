@@ -1,5 +1,6 @@
 """cancel_job: what waits ends at once, what runs is asked to end, what has ended keeps its end; and every race."""
 
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -73,9 +74,7 @@ async def test_a_claim_passes_over_a_job_that_is_being_cancelled(one: Session, t
 
 
 @pytest.mark.parametrize(("end", "answer"), [("COMMIT", "running"), ("ROLLBACK", "cancelled")])
-async def test_it_waits_for_a_claim_in_flight(
-    boss: Session, one: Session, two: Session, end: str, answer: str
-) -> None:
+async def test_it_waits_for_a_claim_in_flight(boss: Session, one: Session, two: Session, end: str, answer: str) -> None:
     job_id = await one.enqueue_one()
     worker = await one.register()
     await one.begin()
@@ -96,13 +95,13 @@ async def test_it_waits_for_a_claim_in_flight(
     ],
 )
 async def test_it_follows_a_job_that_its_worker_records_meanwhile(
-    boss: Session, one: Session, two: Session, outcome: dict[str, object], answer: str
+    boss: Session, one: Session, two: Session, outcome: dict[str, Any], answer: str
 ) -> None:
     await one.enqueue()
     worker = await one.register()
     job = await one.claim_one(worker)
     await one.begin()
-    await one.record(worker, entry(job, **outcome))  # type: ignore[arg-type]
+    await one.record(worker, entry(job, **outcome))
     async with blocked(boss, two, two.cancel(job.job_id), by=one) as found:
         await one.commit()
     assert found.result() == answer
@@ -156,9 +155,7 @@ async def test_a_job_asked_to_end_whose_worker_dies_is_cancelled_by_rescue(boss:
     await boss.end_lease(worker)
     await one.rescue()
     assert await one.state(job.job_id) == "cancelled"
-    assert await one.attempts(job.job_id) == [
-        (1, "worker lost", f"worker {worker} was lost while it ran attempt 1")
-    ]
+    assert await one.attempts(job.job_id) == [(1, "worker lost", f"worker {worker} was lost while it ran attempt 1")]
 
 
 async def test_of_two_cancels_both_are_answered(boss: Session, one: Session, two: Session) -> None:

@@ -22,9 +22,7 @@ async def refused(session: Session, worker: int) -> bool:
 
 
 async def test_a_claimed_job_is_running_with_all_that_the_worker_needs(boss: Session, one: Session) -> None:
-    job_id = await one.enqueue_one(
-        task="mail", payload='{"to": "a"}', queue="q", priority=2, tenant="T", max_attempts=3
-    )
+    job_id = await one.enqueue_one(task="mail", payload='{"to": "a"}', queue="q", priority=2, tenant="T", max_attempts=3)
     number = lane("q", 2)
     worker = await one.register()
     (job,) = await one.claim(worker, lanes=[number])
@@ -32,9 +30,7 @@ async def test_a_claimed_job_is_running_with_all_that_the_worker_needs(boss: Ses
     assert (job.task, job.queue, job.priority, job.tenant, job.max_attempts) == ("mail", "q", 2, "T", 3)
     assert job.payload == '{"to": "a"}'
     assert await one.state(job_id) == "running"
-    assert await boss.rows("SELECT vt, worker, attempt, claimed_at IS NOT NULL FROM aioqueue.live") == [
-        (job.vt, worker, 1, True)
-    ]
+    assert await boss.rows("SELECT vt, worker, attempt, claimed_at IS NOT NULL FROM aioqueue.live") == [(job.vt, worker, 1, True)]
     assert await one.claim(worker, lanes=[number]) == []
 
 
@@ -144,9 +140,7 @@ async def test_a_claim_in_flight_is_out_of_rescues_way_and_its_job_is_rescued_la
     assert await scenario() == (None, "ready"), "the worker's row is locked by its claim"
 
 
-async def test_a_zombie_claims_nothing_while_or_after_it_is_declared_dead(
-    boss: Session, one: Session, two: Session
-) -> None:
+async def test_a_zombie_claims_nothing_while_or_after_it_is_declared_dead(boss: Session, one: Session, two: Session) -> None:
     async def scenario() -> tuple[bool, str | None]:
         job_id = await one.enqueue_one()
         worker = await one.register()
@@ -215,7 +209,8 @@ async def test_the_claim_is_the_only_update_of_live(boss: Session) -> None:
     """Anything else that changed a row in place could make a finish come back with nothing."""
     writers = await boss.rows(
         "SELECT proname FROM pg_proc WHERE pronamespace = trim(trailing '.' from 'aioqueue.')::regnamespace"
-        r" AND prosrc ~* ('(update|merge\s+into)\s+(only\s+)?' || regexp_replace('aioqueue.live', '([\".])', '\\\1', 'g') || '\M')"
+        r" AND prosrc ~* ('(update|merge\s+into)\s+(only\s+)?' "
+        r" || regexp_replace('aioqueue.live', '([\".])', '\\\1', 'g') || '\M')"
     )
     assert writers == [("claim",)]
 
@@ -243,7 +238,8 @@ async def test_a_claim_changes_no_indexed_column(boss: Session, one: Session) ->
 async def hot(boss: Session) -> tuple[int, int]:
     await boss.rows("SELECT pg_stat_clear_snapshot()")
     (found,) = await boss.rows(
-        "SELECT pg_stat_get_tuples_updated(c), pg_stat_get_tuples_hot_updated(c) FROM (SELECT 'aioqueue.live'::regclass::oid AS c) x"
+        "SELECT pg_stat_get_tuples_updated(c), pg_stat_get_tuples_hot_updated(c)"
+        " FROM (SELECT 'aioqueue.live'::regclass::oid AS c) x"
     )
     return found[0], found[1]
 

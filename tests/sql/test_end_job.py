@@ -15,7 +15,8 @@ async def test_one_row_for_another(boss: Session, one: Session) -> None:
     assert job.job_id == job_id
     assert await boss.value(END, job_id) == "dead"
     assert await boss.rows("SELECT job_id FROM aioqueue.live") == [(other,)]
-    assert await boss.rows("SELECT job_id, state, attempt, spared, message, result, started_at IS NOT NULL FROM aioqueue.outcome") == [
+    facts = "SELECT job_id, state, attempt, spared, message, result, started_at IS NOT NULL FROM aioqueue.outcome"
+    assert await boss.rows(facts) == [
         (job_id, "dead", 1, 0, "why", None, True)
     ]  # fmt: skip
 

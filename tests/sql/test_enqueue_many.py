@@ -29,7 +29,8 @@ async def test_one_with_every_option_and_one_with_none(boss: Session, guest: Ses
     first, second = await many(guest, full, {"task": "b"})
     assert first == job_id
     rows = await boss.rows(
-        "SELECT id, task, payload, tenant, queue, priority, max_attempts, state, run_at - created_at FROM aioqueue.jobs ORDER BY task"
+        "SELECT id, task, payload, tenant, queue, priority, max_attempts, state, run_at - created_at"
+        " FROM aioqueue.jobs ORDER BY task"
     )
     assert rows[0][:8] == (job_id, "a", [1, None], "T", "q", -2, 9, "scheduled")
     assert rows[0][8].total_seconds() == pytest.approx(90.5)
@@ -94,9 +95,7 @@ async def test_delay_and_run_at(boss: Session, guest: Session) -> None:
         ({"task": "t", "priority": "high"}, "integer"),
     ],
 )
-async def test_a_bad_job_refuses_the_batch_and_says_why(
-    boss: Session, guest: Session, job: object, message: str
-) -> None:
+async def test_a_bad_job_refuses_the_batch_and_says_why(boss: Session, guest: Session, job: object, message: str) -> None:
     with pytest.raises(psycopg.DataError, match=message):
         await many(guest, {"task": "good"}, job)
     assert await boss.rows("SELECT 1 FROM aioqueue.job") == []
@@ -117,10 +116,10 @@ async def test_what_jsonb_cannot_hold_never_comes_in(boss: Session, guest: Sessi
         with pytest.raises(psycopg.DataError):
             await guest.rows("SELECT aioqueue.enqueue_many(%s::text::jsonb)", f'[{{"task": "t", "payload": {bad}}}]')
     assert await boss.rows("SELECT 1 FROM aioqueue.job") == []
-    odd = {"quote'\"": "back\\slash $1 %s {}", "emoji": "🐘", "null": None, "deep": [[[[]]]]}
-    await many(guest, {"task": "we'ird \"task\" \\ 🐘", "payload": odd, "tenant": "te'nant", "queue": "qu%eue"})
+    odd: dict[str, object] = {"quote'\"": "back\\slash $1 %s {}", "emoji": "🐘", "null": None, "deep": [[[[]]]]}
+    await many(guest, {"task": 'we\'ird "task" \\ 🐘', "payload": odd, "tenant": "te'nant", "queue": "qu%eue"})
     assert await boss.rows("SELECT task, payload, tenant, queue FROM aioqueue.jobs") == [
-        ("we'ird \"task\" \\ 🐘", odd, "te'nant", "qu%eue")
+        ('we\'ird "task" \\ 🐘', odd, "te'nant", "qu%eue")
     ]
 
 
@@ -227,8 +226,7 @@ async def test_two_serializable_enqueuers_of_one_tenant_both_commit(one: Session
 
 async def test_ten_thousand_mixed_jobs_keep_each_tenants_order(boss: Session, one: Session) -> None:
     jobs = [
-        {"task": "t", "tenant": f"T{n % 7}", "queue": f"q{n % 3}", "id": str(new_job_id()), "payload": n}
-        for n in range(10_000)
+        {"task": "t", "tenant": f"T{n % 7}", "queue": f"q{n % 3}", "id": str(new_job_id()), "payload": n} for n in range(10_000)
     ]
     await many(one, *jobs)
     wrong = await boss.value(

@@ -29,7 +29,9 @@ async def test_success_and_the_jobs_writes_commit_together(boss: Session, one: S
     await one.finish(job, '{"total": 7}')
     assert await boss.state(job_id) == "running"
     await one.commit()
-    (row,) = await boss.rows("SELECT state, attempt, result, started_at IS NOT NULL, started_at <= finished_at FROM aioqueue.jobs")
+    (row,) = await boss.rows(
+        "SELECT state, attempt, result, started_at IS NOT NULL, started_at <= finished_at FROM aioqueue.jobs"
+    )
     assert row == ("succeeded", 1, {"total": 7}, True, True)
     assert await one.places(job_id) == ["outcome"]
     assert await one.value("SELECT count(*) FROM written") == 1

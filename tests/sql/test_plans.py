@@ -13,11 +13,15 @@ import pytest
 
 from aioqueue.floor import LaneFloor, Snapshot
 from aioqueue.migrate import migrate
+from aioqueue.sql import as_sql
 from aioqueue.store import LOWEST_ID
 from tests.postgres import Server
-from tests.sql.plans import CLAIMED, LANE, ROWS, WORKER, Watched, fill, job_id, text
+from tests.sql.plans import CLAIMED, LANE, ROWS, WORKER, Watched, fill, job_id
 
-CLAIM = "SELECT * FROM aioqueue.claim(%s::bigint, ARRAY[%s::bigint], ARRAY[%s::bigint], ARRAY[%s::uuid], ARRAY[0], ARRAY[100], %s::integer)"
+CLAIM = (
+    "SELECT * FROM aioqueue.claim(%s::bigint, ARRAY[%s::bigint], ARRAY[%s::bigint], ARRAY[%s::uuid],"
+    " ARRAY[0], ARRAY[100], %s::integer)"
+)
 TICK = (
     "SELECT * FROM aioqueue.tick(%s::bigint, ARRAY[%s::bigint], ARRAY[0::bigint], ARRAY[%s::bigint], ARRAY[%s::uuid],"
     " ARRAY[%s::bigint], %s::timestamptz, %s::timestamptz)"
@@ -38,7 +42,9 @@ def watched(server: Server, schema: str) -> Iterator[Watched]:
 def test_the_data_are_as_they_should_be(watched: Watched) -> None:
     _, rows = watched.run("SELECT count(*), count(worker) FROM aioqueue.live")
     assert rows == [(ROWS, CLAIMED)]
-    _, rows = watched.run("SELECT count(*) FROM pg_stat_user_tables WHERE last_analyze IS NOT NULL OR last_autoanalyze IS NOT NULL")
+    _, rows = watched.run(
+        "SELECT count(*) FROM pg_stat_user_tables WHERE last_analyze IS NOT NULL OR last_autoanalyze IS NOT NULL"
+    )
     assert rows == [(0,)]
     plans, _ = watched.run("SELECT aioqueue.job_status(%s::uuid)", job_id(1, 5))
     assert len(plans.found) > 1, "nested plans are caught"
@@ -61,10 +67,7 @@ def test_record(watched: Watched, number: int) -> None:
         {"o": "error", "d": None},
     ]
     for kind in [*kinds, None]:
-        batch = [
-            {"j": job_id(1, n), "l": LANE, "v": n * 100, "a": 1, **(kind or kinds[n % 4])}
-            for n in range(101, 101 + number)
-        ]
+        batch = [{"j": job_id(1, n), "l": LANE, "v": n * 100, "a": 1, **(kind or kinds[n % 4])} for n in range(101, 101 + number)]
         plans, rows = watched.run("SELECT * FROM aioqueue.record(%s::bigint, %s::jsonb)", WORKER, json.dumps(batch))
         assert len(rows) == number
         plans.check("live_pkey")
@@ -76,7 +79,8 @@ def test_finish_and_confirm(watched: Watched, name: str) -> None:
     extra = ", '1'::jsonb" if name == "finish" else ""
     plans, _ = watched.run(
         "SELECT set_config('aioqueue_job.marker', 'm', true), set_config('app.tenant', 'T1', true),"
-        f" set_config('aioqueue_job.role', current_setting('role'), true), aioqueue.{name}(%s::bigint, %s::bigint, %s::bigint, %s::uuid, 1, 'm', 'app.tenant', 'T1'{extra})",
+        " set_config('aioqueue_job.role', current_setting('role'), true),"
+        f" aioqueue.{name}(%s::bigint, %s::bigint, %s::bigint, %s::uuid, 1, 'm', 'app.tenant', 'T1'{extra})",
         WORKER, LANE, 100 * 77, job_id(1, 77),
     )  # fmt: skip
     plans.check("live_pkey")
@@ -162,7 +166,7 @@ class Price:
         self.now = 0.0
 
     def execute(self, statement: str, *params: object) -> list[tuple[Any, ...]]:
-        return self.conn.execute(text(statement, self.schema), params).fetchall()
+        return self.conn.execute(as_sql(statement, self.schema), params).fetchall()
 
     def tick(self) -> None:
         asked = self.floor.question
@@ -192,16 +196,12 @@ class Price:
         start, tie = self.floor.start
         found = []
         for _ in range(3):
-            ((plan,),) = self.execute(
-                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {CLAIM}", self.worker, LANE, start, str(tie), 1
-            )
+            ((plan,),) = self.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {CLAIM}", self.worker, LANE, start, str(tie), 1)
             found.append(plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"])
         return int(min(found))
 
 
-def test_a_claim_costs_the_same_after_twenty_times_as_many_taken_jobs_under_a_held_horizon(
-    server: Server, schema: str
-) -> None:
+def test_a_claim_costs_the_same_after_twenty_times_as_many_taken_jobs_under_a_held_horizon(server: Server, schema: str) -> None:
     database = server.create()
     asyncio.run(migrate(database.dsn("owner"), schema=schema))
     with (

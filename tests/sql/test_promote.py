@@ -16,9 +16,7 @@ LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 async def make_due(boss: Session, *jobs: UUID, at: datetime = LONG_AGO) -> None:
     """Let the jobs be due, each a second after the one before."""
     for i, job_id in enumerate(jobs):
-        await boss.rows(
-            "UPDATE aioqueue.scheduled SET run_at = %s WHERE job_id = %s", at + timedelta(seconds=i), job_id
-        )
+        await boss.rows("UPDATE aioqueue.scheduled SET run_at = %s WHERE job_id = %s", at + timedelta(seconds=i), job_id)
 
 
 async def test_what_is_due_is_promoted_and_nothing_else(boss: Session, one: Session) -> None:
@@ -91,9 +89,7 @@ async def test_a_registering_worker_waits_for_a_promotion_and_finds_the_job_gone
     assert await one.places(job_id) == ["live"]
 
 
-async def test_a_promotion_passes_over_what_a_worker_is_registering_for(
-    boss: Session, one: Session, two: Session
-) -> None:
+async def test_a_promotion_passes_over_what_a_worker_is_registering_for(boss: Session, one: Session, two: Session) -> None:
     job_id = await one.enqueue_one(delay=60)
     await boss.rows("UPDATE aioqueue.scheduled SET unknown_task = 't', run_at = '2020-01-01Z'")
     await two.begin()
@@ -136,7 +132,9 @@ async def test_what_is_promoted_lies_above_the_virtual_time_of_a_lane_that_moved
     assert await boss.value("SELECT min(vt) FROM aioqueue.live WHERE lane = %s", LANE) == 5_001_000
 
 
-async def test_a_hundred_promotions_at_once_lose_and_double_nothing(boss: Session, one: Session, two: Session, three: Session) -> None:
+async def test_a_hundred_promotions_at_once_lose_and_double_nothing(
+    boss: Session, one: Session, two: Session, three: Session
+) -> None:
     jobs = await one.enqueue(300, delay=60)
     await boss.rows("UPDATE aioqueue.scheduled SET run_at = '2020-01-01Z'")
 

@@ -25,9 +25,7 @@ async def test_another_attempts_success_is_not_ours(one: Session) -> None:
 
 
 @pytest.mark.parametrize(("end", "answer"), [("COMMIT", "succeeded"), ("ROLLBACK", "ours")])
-async def test_it_waits_for_the_commit_under_way(
-    boss: Session, one: Session, two: Session, end: str, answer: str
-) -> None:
+async def test_it_waits_for_the_commit_under_way(boss: Session, one: Session, two: Session, end: str, answer: str) -> None:
     await one.enqueue()
     job = await one.claim_one(await one.register())
     await one.open_job(job)

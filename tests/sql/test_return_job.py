@@ -8,7 +8,9 @@ pytestmark = pytest.mark.anyio
 CALL = "SELECT aioqueue.return_job(l, %s::bigint, 'error', 'E', 'm', 'tb', %s::float, %s::boolean, NULL) FROM aioqueue.live l"
 
 
-@pytest.mark.parametrize(("delay", "state", "place"), [(None, "dead", "outcome"), (0, "ready", "live"), (3, "scheduled", "scheduled")])
+@pytest.mark.parametrize(
+    ("delay", "state", "place"), [(None, "dead", "outcome"), (0, "ready", "live"), (3, "scheduled", "scheduled")]
+)
 @pytest.mark.parametrize("spare", [False, True])
 async def test_one_job_one_place_one_attempts_row(
     boss: Session, one: Session, delay: float | None, state: str, place: str, spare: bool

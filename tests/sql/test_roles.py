@@ -17,7 +17,8 @@ async def test_neither_role_may_write_any_table_or_sequence(boss: Session) -> No
     rights = await boss.rows(
         f"SELECT relname, r, p FROM pg_class, unnest(ARRAY['aioqueue_worker', 'aioqueue_client', 'public']) r,"
         f" unnest(ARRAY{list(WRITES)}) p WHERE relnamespace = {SCHEMA} AND relkind IN ('r', 'p', 'v')"
-        " AND CASE WHEN r = 'public' THEN EXISTS (SELECT 1 FROM aclexplode(relacl) a WHERE a.grantee = 0) ELSE has_table_privilege(r, oid, p) END"
+        " AND CASE WHEN r = 'public' THEN EXISTS (SELECT 1 FROM aclexplode(relacl) a WHERE a.grantee = 0)"
+        " ELSE has_table_privilege(r, oid, p) END"
     )
     assert rights == []
     sequences = await boss.rows(
@@ -66,7 +67,8 @@ async def test_every_function_that_a_role_may_call_is_the_owners_with_a_fixed_pa
             assert definer, name
             assert "search_path=pg_catalog, pg_temp" in config, name
     inner = await boss.rows(
-        f"SELECT proname FROM pg_proc WHERE pronamespace = {SCHEMA} AND prosecdef AND NOT has_function_privilege('aioqueue_worker', oid, 'EXECUTE')"
+        f"SELECT proname FROM pg_proc WHERE pronamespace = {SCHEMA} AND prosecdef"
+        " AND NOT has_function_privilege('aioqueue_worker', oid, 'EXECUTE')"
     )
     assert inner == [], "what is called from inside needs no rights of its own"
 

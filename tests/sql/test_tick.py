@@ -19,8 +19,8 @@ async def test_it_publishes_what_was_claimed_and_reads_each_lanes_virtual_time(o
     worker = await one.register()
     lanes = [lane("a", 0), lane("b", 0)]
     questions = [LaneQuestion(lanes[0], 4_000, (0, LOWEST_ID), None), LaneQuestion(lanes[1], 0, (0, LOWEST_ID), None)]
-    for expected in ([0, 0], [4_000, 0]):
-        assert (await one.store.tick(one.conn, worker=worker, questions=questions)).vts == expected
+    for vts in ([0, 0], [4_000, 0]):
+        assert (await one.store.tick(one.conn, worker=worker, questions=questions)).vts == vts
     for claimed, expected in ((3_000, 4_000), (5_000, 4_000), (0, 5_000)):
         assert (await one.tick(worker, claimed, number=lanes[0])).vts == [expected]
     assert (await one.store.tick(one.conn, worker=worker, questions=[])).vts == []
@@ -131,7 +131,8 @@ async def test_a_transaction_that_has_the_newest_xid_of_all_is_waited_for(
     published = "        PERFORM aioqueue.publish(p_lanes[i], p_claimed_vts[i]);\n"
     reads = "        vts :="
     async with changed(
-        boss, "tick", (published, "NULL;"), (reads, published + reads), ("':' || own || ':'", "':' || pg_snapshot_xmax(seen)::text || ':'"),
+        boss, "tick", (published, "NULL;"), (reads, published + reads),
+        ("':' || own || ':'", "':' || pg_snapshot_xmax(seen)::text || ':'"),
         ("own - 1)", "-1)"),
     ):  # fmt: skip
         assert await scenario() == 0, "sabotaged: the job is lost"
@@ -163,9 +164,7 @@ async def test_a_job_whose_transaction_took_its_position_before_its_xid_would_be
         await owner.commit()
         await owner.rows("SELECT pg_advisory_unlock_all()")
         await floors.ticks()
-        found = await boss.value(
-            "SELECT count(*) FROM aioqueue.live WHERE (vt, job_id) >= (%s, %s)", *floors.floor.start
-        )
+        found = await boss.value("SELECT count(*) FROM aioqueue.live WHERE (vt, job_id) >= (%s, %s)", *floors.floor.start)
         await boss.rows("TRUNCATE aioqueue.live")
         return int(found)
 
