@@ -7,12 +7,14 @@ fenced time-out of a job that is past its limit and the abandon limit. Other job
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import random
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
@@ -20,6 +22,7 @@ from typing import Any, Protocol
 import psycopg
 
 from .clock import clock
+from .database import sever
 from .events import JobLost, JobRecorded, LoopBlocked, Observers
 from .job import Claimed
 from .outcome import ErrorText, Failed, Reason
@@ -30,6 +33,10 @@ logger = logging.getLogger("aioqueue")
 
 BLOCKED_AFTER = 1.0
 """Seconds without a turn after which the loop counts as blocked."""
+LONGEST_PAUSE = 5.0
+"""Seconds between attempts to connect; doubling, jittered, never more than a beat."""
+CALL_SECONDS = 5.0
+"""Seconds that one look's statements may take, at most a beat."""
 
 
 class GuardedRun(Protocol):
@@ -102,7 +109,10 @@ class Guard:
         self._encode = encode
         self._loop: asyncio.AbstractEventLoop
         self._loop_thread = 0
-        self._turned = time.monotonic()
+        self._asked: float | None = None
+        self._pause = min(0.25, lease.beat_seconds / 4)
+        self._failures = 0
+        self._connect_at = 0.0
         self._beat_at = 0.0
         self._reported: tuple[float, str] | None = None
         self._conn: psycopg.Connection[Any] | None = None
@@ -111,14 +121,14 @@ class Guard:
 
     @property
     def lag(self) -> float:
-        """Seconds since the loop last turned."""
-        return time.monotonic() - self._turned
+        """Seconds for which the loop has owed a turn; 0: it turns."""
+        asked = self._asked
+        return 0.0 if asked is None else time.monotonic() - asked
 
     def start(self) -> None:
         """Start the thread; to be called on the loop that is guarded."""
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._turned = time.monotonic()
         self._thread.start()
 
     async def stop(self) -> None:
@@ -127,10 +137,11 @@ class Guard:
         await asyncio.to_thread(self._thread.join, 2.0)
 
     def _run(self) -> None:
-        pause = min(0.25, self._lease.beat_seconds / 4)
-        while not self._stop.wait(pause):
+        while not self._stop.wait(self._pause):
             try:
-                self._loop.call_soon_threadsafe(self._turn)
+                if self._asked is None:
+                    self._asked = time.monotonic()
+                    self._loop.call_soon_threadsafe(self._turn)
             except RuntimeError:  # the loop is closed
                 break
             try:
@@ -143,24 +154,37 @@ class Guard:
         self._close()
 
     def _turn(self) -> None:
-        self._turned = time.monotonic()
+        self._asked = None
 
     def _look(self) -> None:
         """One look: keep the connection, and see to a blocked loop."""
-        conn = self._connect()
         if self.lag < BLOCKED_AFTER:
             if self._reported is not None:
                 since, where = self._reported
                 self._reported = None
                 self._emit(LoopBlocked(where, time.monotonic() - since, over=True))
+            self._connect()
             return
         self._report(block := self._find_block())
+        conn = self._connect()
+        if conn is not None:
+            with self._deadline(conn):
+                self._act(conn, block)
+
+    def _act(self, conn: psycopg.Connection[Any], block: _Block) -> None:
+        """Do what the blocked loop cannot: beat, and end jobs that are past their limit."""
         sent = clock()
         if sent - self._beat_at >= self._lease.beat_seconds / 2:
-            self._beat_at = sent
             row = conn.execute(
-                self._store.sql["beat"], (self._heartbeat.worker, self._lease.lease, len(list(self._runs())))
+                self._store.sql["beat"],
+                (
+                    self._heartbeat.worker,
+                    self._lease.lease,
+                    len(list(self._runs())),
+                    [f"the event loop is blocked at {block.where}"],
+                ),
             ).fetchone()
+            self._beat_at = sent
             if row is not None and row[0]:
                 self._heartbeat.renewed(sent)
             else:
@@ -170,10 +194,31 @@ class Guard:
             if run.ends is not None and now > run.ends + self._limits.abandon and not run.put:
                 self._time_out(conn, run, block)
 
-    def _connect(self) -> psycopg.Connection[Any]:
+    def _connect(self) -> psycopg.Connection[Any] | None:
+        """Return the connection; None while the server refuses one and it is not yet time to ask again."""
         if self._conn is None or self._conn.closed:
-            self._conn = psycopg.connect(self._conninfo, autocommit=True)
+            if time.monotonic() < self._connect_at:
+                return None
+            try:
+                self._conn = psycopg.connect(self._conninfo, autocommit=True)
+            except psycopg.Error:
+                pause = min(self._pause * 2**self._failures, self._lease.beat_seconds, LONGEST_PAUSE)
+                self._failures = min(self._failures + 1, 10)
+                self._connect_at = time.monotonic() + random.uniform(pause / 2, pause)
+                raise
+            self._failures = 0
         return self._conn
+
+    @contextlib.contextmanager
+    def _deadline(self, conn: psycopg.Connection[Any]) -> Iterator[None]:
+        """Shut the connection if the block takes too long: the server may hang."""
+        timer = threading.Timer(min(CALL_SECONDS, self._lease.beat_seconds), sever, (conn,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _close(self) -> None:
         conn, self._conn = self._conn, None
@@ -185,7 +230,7 @@ class Guard:
         if block.run is not None:
             block.run.blocked = f"it blocked the event loop for {self.lag:.1f} s at {block.where}"
         if self._reported is None or self._reported[1] != block.where:
-            self._reported = (self._turned if self._reported is None else self._reported[0], block.where)
+            self._reported = (time.monotonic() - self.lag if self._reported is None else self._reported[0], block.where)
             job = "no job" if block.run is None else f"job {block.run.job.job_id} ({block.run.job.task})"
             logger.warning("the event loop has been blocked for %.1f s by %s at %s", self.lag, job, block.where)
             job_id = None if block.run is None else block.run.job.job_id

@@ -38,6 +38,7 @@ class Heartbeat:
         concurrency: int,
         tasks: Sequence[dict[str, object]],
         running: Callable[[], int],
+        problems: Callable[[], Sequence[str]],
         lost: Callable[[int, str], None],
         over: Callable[[], None],
     ) -> None:
@@ -51,6 +52,7 @@ class Heartbeat:
         self._concurrency = concurrency
         self._tasks = list(tasks)
         self._running = running
+        self._problems = problems
         self._lost = lost
         self._over = over
         self._deadline = 0.0
@@ -139,7 +141,13 @@ class Heartbeat:
     async def _beat(self) -> None:
         sent = clock()
         async with self._database.runtime(self._settings.beat_seconds) as conn:
-            alive = await self._store.beat(conn, worker=self.worker, lease=self._settings.lease, running=self._running())
+            alive = await self._store.beat(
+                conn,
+                worker=self.worker,
+                lease=self._settings.lease,
+                running=self._running(),
+                problems=self._problems(),
+            )
         if alive:
             self._accepted(sent)
         else:

@@ -47,7 +47,7 @@ _CALLS = {
     "confirm": "SELECT aioqueue.confirm(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer, %s::text, %s::text, %s::text)",
     "register_worker": "SELECT aioqueue.register_worker(%s::bigint, %s::text, %s::integer, %s::text, %s::text[], %s::integer,"
     " %s::double precision, %s::text::jsonb)",
-    "beat": "SELECT aioqueue.beat(%s::bigint, %s::double precision, %s::integer)",
+    "beat": "SELECT aioqueue.beat(%s::bigint, %s::double precision, %s::integer, %s::text[])",
     "resign": "SELECT aioqueue.resign(%s::bigint)",
     "rescue": "SELECT * FROM aioqueue.rescue(%s::bigint, %s::integer)",
     "rescue_orphans": "SELECT aioqueue.rescue_orphans(%s::integer)",
@@ -290,7 +290,9 @@ class Store:
         """Set settings for the current transaction only; keeps the role as it is now, for check_transaction."""
         calls = sql.SQL(", ").join([sql.SQL("pg_catalog.set_config(%s, %s, true)")] * len(values))
         await conn.execute(
-            sql.SQL("SELECT pg_catalog.set_config('aioqueue_job.role', pg_catalog.current_setting('role'), true), {}").format(calls),
+            sql.SQL("SELECT pg_catalog.set_config('aioqueue_job.role', pg_catalog.current_setting('role'), true), {}").format(
+                calls
+            ),
             [part for pair in values.items() for part in pair],
         )
 
@@ -314,9 +316,11 @@ class Store:
             (worker, host, pid, version, list(queues), concurrency, lease, json.dumps(tasks)),
         )
 
-    async def beat(self, conn: AsyncConnection[Any], *, worker: int, lease: float, running: int) -> bool:
-        """Renew the lease; False: the worker was declared dead."""
-        return bool(await self._value(conn, "beat", worker, lease, running))
+    async def beat(
+        self, conn: AsyncConnection[Any], *, worker: int, lease: float, running: int, problems: Sequence[str] = ()
+    ) -> bool:
+        """Renew the lease, and say what keeps the worker from its work; False: it was declared dead."""
+        return bool(await self._value(conn, "beat", worker, lease, running, list(problems)))
 
     async def resign(self, conn: AsyncConnection[Any], *, worker: int) -> None:
         """Say that the worker stops."""

@@ -188,6 +188,7 @@ class Worker:
                 for name, task in tasks.items()
             ],
             running=lambda: len(runner.runs),
+            problems=self.problems,
             lost=self._lease_lost,
             over=self._lease_over,
         )

@@ -13,6 +13,7 @@ from aioqueue.version import VERSION
 from .demo import demo
 from .enqueue import enqueue
 from .failure import Commands
+from .health import health
 from .job import job
 from .migrate import migrate
 from .options import as_json, common_options
@@ -50,5 +51,5 @@ def version(json: bool) -> None:
         click.echo(f"{name} {value}")
 
 
-for command in (worker, migrate, status, job, enqueue, demo, version):
+for command in (worker, migrate, status, health, job, enqueue, demo, version):
     cli.add_command(command)

@@ -6,6 +6,7 @@ Composes app, signals, logging and event loop; how a worker works and stops stan
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import click
 
 from aioqueue import migrate as migrations
 from aioqueue.app import AioQueue
+from aioqueue.health import HealthServer
 
 from .eventlog import EventLog
 from .failure import FAILED, Common, Misuse, explain
@@ -36,6 +38,7 @@ class Wanted:
     drain: bool | None
     grace: float | None
     migrate: bool
+    health: int | None
 
 
 @click.command
@@ -45,6 +48,7 @@ class Wanted:
 @option("--drain", is_flag=True, help="End once nothing is ready; scheduled jobs are not waited for.")
 @option("--migrate", is_flag=True, help="Bring the schema up to date first, as the role of the DSN.")
 @option("--grace", type=click.FloatRange(min=0), metavar="SECONDS", help="Time for jobs to end after the first signal (25).")
+@option("--health", type=click.IntRange(0, 65535), metavar="PORT", help="Answer /livez and /readyz there, on 127.0.0.1.")
 @option("--uvloop/--no-uvloop", default=True, help="Run on uvloop where it is installed (the default).")
 @option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True, help="What to log.")
 @click.pass_context
@@ -55,6 +59,7 @@ def worker(
     drain: bool,
     migrate: bool,
     grace: float | None,
+    health: int | None,
     uvloop: bool,
     log_level: str,
 ) -> None:
@@ -75,7 +80,8 @@ def worker(
     app.observers.add(EventLog(logger))
     names = tuple(name for text in queue for name in text.split(",") if name)
     wanted = Wanted(
-        queues=names or None, concurrency=concurrency, drain=drain or None, grace=grace, migrate=migrate
+        queues=names or None, concurrency=concurrency, drain=drain or None, grace=grace, migrate=migrate,
+        health=health,
     )  # fmt: skip
     with asyncio.Runner(loop_factory=_loop_factory() if uvloop else None) as runner:
         ctx.exit(runner.run(_work(app, given_dsn(common, app), wanted, verbose=common.verbose)))
@@ -121,7 +127,11 @@ async def _serve(app: AioQueue, dsn: str | None, wanted: Wanted, stops: Stops) -
                 queues=wanted.queues, concurrency=wanted.concurrency, drain=wanted.drain, grace=grace, standalone=True
             )
             stops.worker = running
-            await running.run()
+            async with contextlib.AsyncExitStack() as stack:
+                if wanted.health is not None:
+                    port = await stack.enter_async_context(HealthServer(running.problems).listen(wanted.health))
+                    logger.info("health probes are answered on http://127.0.0.1:%d/livez and /readyz", port)
+                await running.run()
             return FAILED if running.abandoned else 0
     except asyncio.CancelledError:
         if stops.asked and stops.worker is None:

@@ -96,6 +96,7 @@ CREATE TABLE aioqueue.worker (
     queues      text[]      NOT NULL,
     concurrency integer     NOT NULL,
     running     integer     NOT NULL DEFAULT 0,
+    problems    text[]      NOT NULL DEFAULT '{}',
     started_at  timestamptz NOT NULL,
     beat_at     timestamptz NOT NULL,
     lease_until timestamptz NOT NULL,

@@ -13,7 +13,7 @@ WITH RECURSIVE lanes (lane) AS (
            LATERAL (SELECT l.worker FROM aioqueue.live l WHERE l.lane = n.lane
                      ORDER BY l.vt, l.job_id LIMIT %(cap)s::integer) h
      WHERE h.worker IS NOT NULL GROUP BY h.worker)
-SELECT coalesce(w.id, h.worker) AS id, w.host, w.pid, w.version, w.queues, w.running, w.concurrency, w.started_at, w.beat_at,
+SELECT coalesce(w.id, h.worker) AS id, w.host, w.pid, w.version, w.queues, w.running, w.problems, w.concurrency, w.started_at, w.beat_at,
        extract(epoch FROM clock_timestamp() - w.beat_at)::double precision AS beat_seconds,
        w.id IS NULL OR w.dead OR w.lease_until < clock_timestamp() AS dead, coalesce(h.jobs, 0) AS holds
   FROM (SELECT * FROM aioqueue.worker x ORDER BY x.dead, x.beat_at DESC LIMIT 1000) w
