@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import random
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
+import anyio
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
@@ -25,7 +28,7 @@ from pydantic import BaseModel
 
 from . import embedded, migrate
 from .context import JobTransaction, current_job
-from .database import Database, connection_lost
+from .database import Database, connection_lost, deadline
 from .dsn import find_dsn, no_dsn
 from .errors import (
     AppNotOpen,
@@ -53,7 +56,9 @@ R = TypeVar("R")
 EMBEDDED_GRACE = 10.0
 """Seconds that a worker inside an application lets its jobs finish."""
 ENQUEUE_TRIES = 5
-"""Times an enqueue on the pool is tried when its connection is lost; the id makes that safe."""
+"""Times at least that an enqueue on the pool is tried when its connection is lost; the id makes that safe."""
+ENQUEUE_PAUSE = 0.1
+"""Seconds between two of these at most, times the number of tries so far."""
 
 
 class AioQueue(TaskRegistry):
@@ -131,7 +136,7 @@ class AioQueue(TaskRegistry):
         try:
             dsn = await self._find_database()
             database = Database(dsn, self.settings.pool)
-            async with await database.connect() as conn:
+            async with await database.connect() as conn, deadline(conn, self.settings.pool.deadline):
                 await migrate.check(conn, schema=self.settings.schema)
             await database.open()
         except BaseException:
@@ -150,11 +155,15 @@ class AioQueue(TaskRegistry):
         database, self._database = self._database, None
         for service in services:
             service.cancel()
-        if services:
-            await asyncio.wait(services)
-        if database is not None:
-            await database.close()
-        self._leave_server()
+        # A cancelled anyio scope around us would end every await here; each of these is bounded.
+        with anyio.CancelScope(shield=True):
+            try:
+                if services:
+                    await asyncio.wait(services)
+            finally:
+                if database is not None:
+                    await database.close()
+                self._leave_server()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -361,15 +370,19 @@ class AioQueue(TaskRegistry):
 
     async def _enqueue_on_pool(self, jobs: Sequence[NewJob]) -> None:
         database = self._open_database("enqueue")
-        for attempt in range(1, ENQUEUE_TRIES + 1):
+        # Every connection may have died in the pool; a server that hangs is not waited for without end.
+        tries = max(ENQUEUE_TRIES, self.settings.pool.size + 1)
+        give_up = time.monotonic() + self.settings.pool.deadline
+        for attempt in range(1, tries + 1):
             try:
                 async with database.runtime() as conn:
                     await self._write(conn, jobs)
                 break
             except psycopg.Error as error:
                 # Written or not, the same ids again make it exactly one job each.
-                if attempt == ENQUEUE_TRIES or not connection_lost(error):
+                if attempt == tries or not connection_lost(error) or time.monotonic() > give_up:
                     raise
+                await asyncio.sleep(random.uniform(0, ENQUEUE_PAUSE * attempt))
         self._notifier.hint("ready")
 
     async def _write(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> int:
@@ -452,13 +465,22 @@ class RunningWorker:
         if not self._app.is_open:
             await self._app.open()
             self._opened_app = True
-        worker = self._make()
-        self._task = asyncio.create_task(worker.run(), name="aioqueue worker")
-        started = asyncio.create_task(worker.started.wait())
-        await asyncio.wait([self._task, started], return_when=asyncio.FIRST_COMPLETED)
-        started.cancel()
-        if self._task.done():
-            await self._leave()
+        try:
+            worker = self._make()
+            self._task = asyncio.create_task(worker.run(), name="aioqueue worker")
+            started = asyncio.create_task(worker.started.wait())
+            try:
+                await asyncio.wait([self._task, started], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                started.cancel()
+            if self._task.done():
+                self._task.result()
+        except BaseException:
+            if self._task is not None:
+                self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._leave()
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -471,12 +493,21 @@ class RunningWorker:
             await asyncio.shield(self._task)
 
     async def _leave(self) -> None:
-        try:
-            if self._task is not None:
-                await self._task
-        finally:
+        # Whoever cancels us, and however often: the worker stops by its own limits. A cancellation makes it hurry.
+        cancelled: asyncio.CancelledError | None = None
+        with anyio.CancelScope(shield=True):
+            while self._task is not None and not self._task.done():
+                try:
+                    await asyncio.wait([self._task])
+                except asyncio.CancelledError as error:
+                    cancelled = error
+                    self.stop(hurry=True)
             if self._opened_app:
                 await self._app.close()
+        if cancelled is not None:
+            raise cancelled
+        if self._task is not None:
+            self._task.result()
 
     def _make(self) -> Worker:
         if self._worker is not None:

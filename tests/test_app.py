@@ -1,0 +1,643 @@
+"""The app: opening and closing, enqueue on the pool and on the caller's connection, and the embedded worker's end."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio
+import psycopg
+import pytest
+from psycopg import AsyncConnection, IsolationLevel
+from psycopg.rows import dict_row
+
+from aioqueue import (
+    AioQueue,
+    AppNotOpen,
+    ConfigurationError,
+    DuplicateJob,
+    InvalidOption,
+    InvalidPayload,
+    JobCancelled,
+    JobContext,
+    JobFailed,
+    JobNotFound,
+    JobState,
+    JobTransaction,
+    LimitSettings,
+    PoolSettings,
+    TransactionAborted,
+    UnknownTask,
+    WorkerSettings,
+)
+from aioqueue.database import sever
+from aioqueue.events import JobClaimed, JobRecorded, WorkerStopped, WorkerStopping
+from aioqueue.job import NewJob, new_job_id
+from tests.kit import Seen, passed, session, until
+from tests.postgres import Database
+from tests.sql.engine import Session
+
+pytestmark = pytest.mark.anyio
+
+MakeApp = Callable[..., AioQueue]
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def make_app(worker_dsn: str, schema: str, seen: Seen) -> MakeApp:
+    """A function that makes an app with a task `add` on the test's database."""
+
+    def make(dsn: str = worker_dsn, **settings: Any) -> AioQueue:
+        app = AioQueue(dsn, schema=schema, observers=[seen], **settings)
+
+        @app.task(name="add")
+        async def add(a: int, b: int = 1) -> int:
+            return a + b
+
+        return app
+
+    return make
+
+
+@pytest.fixture
+async def app(make_app: MakeApp) -> AsyncIterator[AioQueue]:
+    async with make_app() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def boss(database: Database, schema: str) -> AsyncIterator[Session]:
+    async with session(database.dsn("owner"), schema) as made:
+        yield made
+
+
+@pytest.fixture
+async def conn(worker_dsn: str) -> AsyncIterator[AsyncConnection[Any]]:
+    """The caller's own connection, not in autocommit."""
+    made = await AsyncConnection.connect(worker_dsn)
+    yield made
+    await made.close()
+
+
+async def jobs(boss: Session) -> list[tuple[Any, ...]]:
+    return await boss.rows("SELECT task, tenant, state FROM aioqueue.jobs ORDER BY created_at, id")
+
+
+# -- opening and closing -----------------------------------------------------------------------------------------------------
+
+
+async def test_what_needs_an_open_app_says_so(make_app: MakeApp) -> None:
+    app = make_app()
+    job = app.job(new_job_id())
+    calls: list[Callable[[], Any]] = [
+        lambda: app.get("add").enqueue(1), lambda: app.enqueue_by_name("add", {"a": 1}), lambda: app.enqueue_by_name("other"),
+        job.result, job.status, job.cancel,
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(AppNotOpen, match="async with app:"):
+            await call()
+    async with app:
+        assert app.is_open
+    assert not app.is_open
+    for call in calls:
+        with pytest.raises(AppNotOpen):
+            await call()
+    await app.close()
+
+
+async def test_an_app_that_was_closed_can_be_opened_again(make_app: MakeApp) -> None:
+    app = make_app()
+    for _ in range(2):
+        async with app, app.worker():
+            assert await (await app.get("add").enqueue(1, b=2)).result(30) == 3
+
+
+async def test_an_app_is_opened_once(app: AioQueue) -> None:
+    with pytest.raises(ConfigurationError, match="open already"):
+        await app.open()
+    assert app.is_open
+
+
+async def test_another_event_loop_is_refused(app: AioQueue) -> None:
+    async def enqueue() -> None:
+        await app.get("add").enqueue(1)
+
+    def other_loop() -> None:
+        with pytest.raises(ConfigurationError, match="event loop"):
+            asyncio.run(enqueue())
+
+    await asyncio.to_thread(other_loop)
+    await app.get("add").enqueue(1)
+
+
+async def test_a_forked_process_is_refused(app: AioQueue) -> None:
+    job = await app.get("add").enqueue(1)
+    pid = os.fork()
+    if pid == 0:
+        # Only what cannot touch the parent's sockets; the coroutine is driven by hand, there is no loop here.
+        code = 1
+        try:
+            job.status().send(None)
+        except ConfigurationError as error:
+            code = 0 if "fork" in str(error) and not app.is_open else 2
+        finally:
+            os._exit(code)
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert (await job.status()).state is JobState.READY
+
+
+async def test_a_database_that_cannot_be_reached_leaves_the_app_closed(make_app: MakeApp) -> None:
+    app = make_app(dsn="postgresql://nobody@127.0.0.1:1/none")
+    with pytest.raises(psycopg.OperationalError):
+        await app.open()
+    assert not app.is_open
+    with pytest.raises(psycopg.OperationalError):
+        async with app.worker():
+            pass
+    assert not app.is_open
+
+
+async def test_closing_ends_every_wait_for_a_result(make_app: MakeApp) -> None:
+    app = make_app()
+    await app.open()
+    waits = []
+    for _ in range(20):
+        job = await app.get("add").enqueue(1)
+        waits.append(asyncio.create_task(job.result()))
+    await asyncio.wait(waits, timeout=0)
+    await app.close()
+    for wait in waits:
+        with pytest.raises(AppNotOpen):
+            await wait
+
+
+async def test_nothing_of_a_closed_app_is_left_on_the_server_or_in_the_loop(app: AioQueue, boss: Session) -> None:
+    before = asyncio.all_tasks()
+    counted = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'aioqueue' AND pid <> pg_backend_pid()"
+    async with app.worker():
+        assert await (await app.get("add").enqueue(1)).result(30) == 2
+    await app.close()
+    assert {task for task in asyncio.all_tasks() - before if "aioqueue" in task.get_name()} == set()
+    await until(boss, f"SELECT ({counted}) = 0")
+
+
+# -- enqueue on the pool -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_lost_before_the_enqueue_costs_nothing(app: AioQueue, database: Database, boss: Session) -> None:
+    async with session(database.dsn("superuser"), boss.store.schema) as root:
+        for n in range(5):
+            await root.rows(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'aioqueue_worker' AND datname = %s",
+                root.conn.info.dbname,
+            )
+            await until(
+                root,
+                "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = 'aioqueue_worker'"
+                " AND backend_start < pg_postmaster_start_time())",
+            )
+            await app.get("add").enqueue(n)
+    assert len(await jobs(boss)) == 5
+
+
+async def test_an_enqueue_whose_answer_is_lost_makes_exactly_one_job(
+    app: AioQueue, boss: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = app.store.enqueue_many
+    lost: list[int] = []
+
+    async def lose_the_answer(conn: AsyncConnection[Any], new: Any) -> int:
+        xid = await write(conn, new)
+        if len(lost) < 3:
+            lost.append(xid)
+            sever(conn)
+            await conn.execute("SELECT 1")
+        return xid
+
+    monkeypatch.setattr(app.store, "enqueue_many", lose_the_answer)
+    made = await app.get("add").enqueue_many([{"a": n} for n in range(10)])
+    assert len(lost) == 3
+    assert sorted(row[0] for row in await boss.rows("SELECT id FROM aioqueue.live l, LATERAL (SELECT job_id AS id) x")) == sorted(
+        job.id for job in made
+    )
+
+
+async def test_an_id_that_another_job_has_is_refused_and_the_same_job_again_is_success(app: AioQueue, boss: Session) -> None:
+    number = new_job_id()
+    same = NewJob(id=number, task="add", payload='{"a": 1}')
+    for _ in range(2):
+        await app.enqueue_jobs([same], on=None)
+    with pytest.raises(DuplicateJob) as caught:
+        await app.enqueue_jobs([NewJob(id=number, task="add", payload='{"a": 2}')], on=None)
+    assert caught.value.job_id == number
+    assert len(await jobs(boss)) == 1
+
+
+async def test_many_are_written_all_or_none(app: AioQueue, boss: Session) -> None:
+    with pytest.raises(InvalidPayload):
+        await app.get("add").enqueue_many([{"a": 1}, {"a": "x"}])
+    assert await jobs(boss) == []
+    assert len(await app.get("add").enqueue_many([{"a": 1}, {"a": 2}])) == 2
+    assert await app.get("add").enqueue_many([]) == []
+    assert len(await jobs(boss)) == 2
+
+
+async def test_a_name_registered_here_is_validated_one_elsewhere_is_not_and_an_unknown_one_is_refused(
+    app: AioQueue, boss: Session, make_app: MakeApp
+) -> None:
+    await app.enqueue_by_name("add", {"a": 1}, tenant="t")
+    with pytest.raises(InvalidPayload):
+        await app.enqueue_by_name("add", {"a": "x"})
+    with pytest.raises(UnknownTask, match="did you mean 'add'"):
+        await app.enqueue_by_name("ad")
+    with pytest.raises(UnknownTask):
+        await app.enqueue_by_name("elsewhere")
+    with pytest.raises(InvalidOption):
+        await app.enqueue_by_name("add", {"a": 1}, priority=9)
+    other = make_app()
+
+    @other.task(name="elsewhere", priority=2, queue="far")
+    async def elsewhere(text: str) -> str:
+        return text
+
+    async with other, other.worker(queues=["far"]):
+        pass
+    job = await app.enqueue_by_name("elsewhere", {"text": "hello"})
+    with pytest.raises(UnknownTask, match="did you mean 'elsewhere'"):
+        await app.enqueue_by_name("elsewere")
+    status = await job.status()
+    assert (status.queue, status.priority) == ("far", 2)
+    assert [row[0] for row in await jobs(boss)] == ["add", "elsewhere"]
+
+
+async def test_a_job_enqueued_in_sql_by_a_client_is_found(app: AioQueue, client_dsn: str, schema: str, seen: Seen) -> None:
+    async with app.worker(), session(client_dsn, schema) as psql:
+        number = await psql.value("""SELECT aioqueue.enqueue('add', '{"a": 41}', tenant => 'x')""")
+        assert await app.job(number, of=app.get("add"), tenant="x").result(30) == 42
+        with pytest.raises(JobNotFound):
+            await app.job(number, tenant="y").result(30)
+        assert (await app.job(str(number)).status()).tenant == "x"
+        number = await psql.value("""SELECT aioqueue.enqueue('add', '{"a": "x"}')""")
+        with pytest.raises(JobFailed, match="valid integer"):
+            await app.job(number).result(30)
+
+
+async def test_an_id_that_is_none_is_refused_at_once(app: AioQueue) -> None:
+    for wrong in ("", "x", 7, None):
+        with pytest.raises(InvalidOption, match="job_id"):
+            app.job(wrong)  # type: ignore[arg-type]
+    with pytest.raises(JobNotFound):
+        await app.job(new_job_id()).status()
+    with pytest.raises(JobNotFound):
+        await app.job(new_job_id()).cancel()
+
+
+# -- enqueue on the caller's connection --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("opened", [True, False], ids=["open", "closed"])
+@pytest.mark.parametrize("level", list(IsolationLevel), ids=lambda level: level.name)
+async def test_a_job_exists_exactly_if_the_callers_transaction_commits(
+    make_app: MakeApp, conn: AsyncConnection[Any], boss: Session, level: IsolationLevel, opened: bool
+) -> None:
+    app = make_app()
+    if opened:
+        await app.open()
+    add = app.get("add")
+    await conn.set_isolation_level(level)
+    await conn.execute("SELECT 1")
+    await add.options(on=conn, tenant="gone").enqueue(1)
+    await add.options(on=conn, tenant="gone").enqueue(2)
+    assert await jobs(boss) == []
+    await conn.rollback()
+    async with conn.transaction():
+        await add.options(on=conn, tenant="stays").enqueue(1)
+        with pytest.raises(ZeroDivisionError):
+            async with conn.transaction():
+                await add.options(on=conn, tenant="gone").enqueue(2)
+                raise ZeroDivisionError
+        await add.options(on=conn, tenant="stays").enqueue_many([{"a": 3}, {"a": 4}])
+        assert await jobs(boss) == []
+    assert await jobs(boss) == [("add", "stays", "ready")] * 3
+    assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    await app.close()
+
+
+async def test_enqueue_neither_begins_nor_commits_on_a_connection_in_autocommit(
+    app: AioQueue, worker_conn: AsyncConnection[Any], boss: Session
+) -> None:
+    await app.get("add").options(on=worker_conn).enqueue(1)
+    assert len(await jobs(boss)) == 1
+    await worker_conn.execute("BEGIN")
+    await app.get("add").options(on=worker_conn).enqueue(1)
+    await worker_conn.execute("ROLLBACK")
+    assert len(await jobs(boss)) == 1
+
+
+async def test_a_job_of_a_callers_transaction_starts_with_its_commit_and_without_a_poll(
+    make_app: MakeApp, conn: AsyncConnection[Any], seen: Seen
+) -> None:
+    app = make_app(worker=WorkerSettings(poll=3600))
+    async with app, app.worker():
+        job = await app.get("add").options(on=conn).enqueue(1)
+        await app.get("add").enqueue(1)
+        await seen.wait(JobRecorded)
+        assert not seen.all(JobClaimed, job_id=job.id)
+        await conn.commit()
+        assert await job.result(30) == 2
+
+
+async def test_an_aborted_transaction_is_an_error_of_its_own(app: AioQueue, conn: AsyncConnection[Any], boss: Session) -> None:
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        await conn.execute("SELECT 1 / 0")
+    with pytest.raises(TransactionAborted):
+        await app.get("add").options(on=conn).enqueue(1)
+    await conn.rollback()
+    await app.get("add").options(on=conn).enqueue(1)
+    await conn.commit()
+    assert len(await jobs(boss)) == 1
+
+
+async def test_what_the_callers_connection_makes_of_rows_and_parameters_does_not_matter(
+    app: AioQueue, conn: AsyncConnection[Any], boss: Session
+) -> None:
+    conn.row_factory = dict_row
+    for factory in (psycopg.AsyncRawCursor, psycopg.AsyncClientCursor):
+        conn.cursor_factory = factory
+        await app.get("add").options(on=conn).enqueue(1)
+    async with conn.pipeline():
+        await app.get("add").options(on=conn).enqueue(1)
+    await conn.commit()
+    assert len(await jobs(boss)) == 3
+
+
+async def test_on_takes_nothing_else(app: AioQueue) -> None:
+    other = AioQueue("postgresql://nowhere/none")
+    for wrong in ("dsn", object(), other):
+        with pytest.raises(InvalidOption, match="on: expected a psycopg AsyncConnection"):
+            await app.get("add").options(on=wrong).enqueue(1)
+
+
+# -- enqueue inside a job ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_enqueued_in_a_jobs_own_transaction_joins_it_and_its_tenant(app: AioQueue, boss: Session) -> None:
+    add = app.get("add")
+
+    @app.task(name="parent")
+    async def parent(tx: JobTransaction, fails: bool) -> list[str]:
+        await add.enqueue(1)
+        await add.options(tenant="chosen").enqueue(2)
+        await add.options(on=app).enqueue(3)
+        await app.enqueue_by_name("add", {"a": 4})
+        if fails:
+            raise ValueError
+        return []
+
+    stays = [("add", None, "ready")]
+    async with app.worker(queues=["parents"]):
+        job = await parent.options(tenant="t", queue="parents", max_attempts=1).enqueue(True)
+        with pytest.raises(JobFailed):
+            await job.result(30)
+        assert [row for row in await jobs(boss) if row[0] == "add"] == stays
+        job = await parent.options(tenant="t", queue="parents").enqueue(False)
+        assert await job.result(30) == []
+        made = [row[1] for row in await jobs(boss) if row[0] == "add"]
+        assert sorted(made, key=str) == [None, None, "chosen", "t", "t"]
+
+
+async def test_a_job_enqueued_by_a_job_that_holds_nothing_inherits_its_tenant(app: AioQueue, boss: Session) -> None:
+    add = app.get("add")
+
+    @app.task(name="parent")
+    async def parent(ctx: JobContext) -> None:
+        await add.enqueue(1)
+        async with ctx.transaction() as tx:
+            await add.options(on=tx).enqueue(2)
+        with pytest.raises(ValueError):
+            async with ctx.transaction() as tx:
+                await add.options(on=tx).enqueue(3)
+                raise ValueError
+
+    async with app.worker(queues=["parents"]):
+        await (await parent.options(tenant="t", queue="parents").enqueue()).result(30)
+        assert await boss.rows("SELECT tenant, payload -> 'a' FROM aioqueue.jobs WHERE task = 'add' ORDER BY id") == [
+            ("t", 1), ("t", 2),
+        ]  # fmt: skip
+
+
+async def test_a_cancel_in_a_jobs_own_transaction_is_rolled_back_with_it(app: AioQueue) -> None:
+    victim = await app.get("add").options(queue="unserved").enqueue(1)
+
+    @app.task(name="canceller")
+    async def canceller(tx: JobTransaction, fails: bool) -> None:
+        assert await victim.cancel() is JobState.CANCELLED
+        if fails:
+            raise ValueError
+
+    async with app.worker():
+        with pytest.raises(JobFailed):
+            await (await canceller.options(max_attempts=1).enqueue(True)).result(30)
+        assert (await victim.status()).state is JobState.READY
+        await (await canceller.enqueue(False)).result(30)
+        assert (await victim.status()).state is JobState.CANCELLED
+
+
+# -- the embedded worker ---------------------------------------------------------------------------------------------------------------
+
+
+def add_slow(app: AioQueue) -> tuple[Any, asyncio.Event, asyncio.Event]:
+    """A task `slow` that says when it is inside and goes on when told; cancelled, it needs a moment to clean up."""
+    inside, goes_on = asyncio.Event(), asyncio.Event()
+
+    @app.task(name="slow")
+    async def slow(ctx: JobContext) -> str:
+        inside.set()
+        try:
+            await goes_on.wait()
+        finally:
+            await asyncio.sleep(0.01)
+        return f"attempt {ctx.attempt}, spared {ctx.spared}"
+
+    return slow, inside, goes_on
+
+
+async def test_leaving_the_block_lets_jobs_finish_and_records_them(app: AioQueue, seen: Seen) -> None:
+    slow, inside, goes_on = add_slow(app)
+    async with app.worker() as worker:
+        job = await slow.enqueue()
+        await passed(inside)
+        assert worker.running == 1
+
+        async def later() -> None:
+            await seen.wait(WorkerStopping)
+            goes_on.set()
+
+        going = asyncio.create_task(later())
+    await going
+    assert seen.all(WorkerStopped)
+    assert (await job.status()).state is JobState.SUCCEEDED
+
+
+async def test_after_the_grace_period_jobs_are_handed_back_spared_and_run_elsewhere(app: AioQueue, boss: Session) -> None:
+    slow, inside, goes_on = add_slow(app)
+    async with app.worker(grace=0.05):
+        job = await slow.enqueue()
+        await passed(inside)
+    assert await boss.rows("SELECT worker, attempt, spared FROM aioqueue.live") == [(None, 1, 1)]
+    assert [row[:2] for row in await boss.attempts(job.id)] == [(1, "interrupted")]
+    goes_on.set()
+    async with app.worker():
+        assert await job.result(30) == "attempt 2, spared 1"
+
+
+async def test_a_worker_s_row_is_there_while_it_runs(app: AioQueue, boss: Session) -> None:
+    async with app.worker() as worker:
+        assert await boss.rows("SELECT id, dead FROM aioqueue.worker") == [(worker.id, False)]
+    assert await boss.rows("SELECT FROM aioqueue.worker") == []
+
+
+@pytest.mark.parametrize("how", ["task.cancel()", "anyio scope", "task group"])
+async def test_a_cancelled_host_still_records_outcomes(make_app: MakeApp, boss: Session, how: str, seen: Seen) -> None:
+    """The host's block is cancelled, not left: jobs have their grace period all the same."""
+    app = make_app()
+    slow, inside, goes_on = add_slow(app)
+    entered = asyncio.Event()
+    ids: list[Any] = []
+
+    async def host() -> None:
+        async with app, app.worker():
+            ids.append((await slow.enqueue()).id)
+            entered.set()
+            await asyncio.Event().wait()
+
+    async def let_go() -> None:
+        await seen.wait(WorkerStopping)
+        goes_on.set()
+
+    letting = asyncio.create_task(let_go())
+    if how == "task.cancel()":
+        task = asyncio.create_task(host())
+        await passed(entered)
+        await passed(inside)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    elif how == "anyio scope":
+        with anyio.CancelScope() as scope:
+
+            async def cancel() -> None:
+                await passed(inside)
+                scope.cancel()
+
+            cancelling = asyncio.create_task(cancel())
+            await host()
+        await cancelling
+    else:
+        async with anyio.create_task_group() as group:
+            group.start_soon(host)
+            await passed(inside)
+            group.cancel_scope.cancel()
+    await letting
+    assert not app.is_open
+    assert await boss.rows("SELECT state, result FROM aioqueue.outcome") == [("succeeded", "attempt 1, spared 0")]
+    await until(boss, "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'aioqueue')")
+
+
+async def test_a_host_cancelled_while_the_worker_starts_leaves_nothing_running(make_app: MakeApp, boss: Session) -> None:
+    app = make_app()
+    starting = asyncio.Event()
+    register = app.store.register_worker
+
+    async def slowly(*args: Any, **options: Any) -> None:
+        await register(*args, **options)
+        starting.set()
+        await asyncio.Event().wait()
+
+    app.store.register_worker = slowly  # type: ignore[method-assign]
+
+    async def host() -> None:
+        async with app.worker():
+            raise AssertionError("it has not started")
+
+    task = asyncio.create_task(host())
+    await passed(starting)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not app.is_open
+    assert [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("aioqueue")] == []
+
+
+async def test_a_worker_is_started_once(app: AioQueue) -> None:
+    worker = app.worker()
+    async with worker:
+        with pytest.raises(ConfigurationError, match="started already"):
+            await worker.run()
+    with pytest.raises(ConfigurationError, match="started already"):
+        async with worker:
+            pass
+
+
+async def test_stop_may_be_asked_for_twice_and_hurry_hands_back_at_once(app: AioQueue, boss: Session) -> None:
+    slow, inside, _ = add_slow(app)
+    async with app.worker(grace=3600) as worker:
+        await slow.enqueue()
+        await passed(inside)
+        worker.stop()
+        worker.stop()
+        worker.stop(hurry=True)
+        await worker.wait()
+    worker.stop()
+    assert await boss.rows("SELECT worker, attempt, spared FROM aioqueue.live") == [(None, 1, 1)]
+
+
+async def test_lifespan_opens_the_app_for_a_web_application(make_app: MakeApp) -> None:
+    app = make_app()
+    async with app.lifespan(object()):
+        assert app.is_open
+    assert not app.is_open
+
+
+async def test_a_running_job_is_cancelled_by_its_id_without_a_poll(make_app: MakeApp) -> None:
+    app = make_app(worker=WorkerSettings(poll=3600))
+    slow, inside, _ = add_slow(app)
+    async with app, app.worker():
+        job = await slow.enqueue()
+        await passed(inside)
+        assert await job.cancel() is JobState.RUNNING
+        with pytest.raises(JobCancelled):
+            await job.result(30)
+        assert await job.cancel() is JobState.CANCELLED
+
+
+async def test_a_pool_of_the_smallest_size_serves_a_worker_and_the_callers(make_app: MakeApp) -> None:
+    app = make_app(pool=PoolSettings(size=3), limits=LimitSettings(transaction_wait=30))
+
+    @app.task(name="own")
+    async def own(tx: JobTransaction, n: int) -> int:
+        return n + await tx.fetch_value("SELECT 1")
+
+    async with app, app.worker():
+        made = await own.enqueue_many([(n,) for n in range(30)])
+        assert [await job.result(60) for job in made] == list(range(1, 31))
+
+
+async def test_a_stopped_server_does_not_keep_the_app_from_closing(make_app: MakeApp, database: Database, schema: str) -> None:
+    """A backend that hangs is left behind."""
+    app = make_app()
+    await app.open()
+    async with app.database.runtime() as conn:
+        pid = conn.info.backend_pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await app.close()
+        assert not app.is_open
+    finally:
+        os.kill(pid, signal.SIGCONT)
