@@ -18,6 +18,7 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+from psycopg import AsyncConnection
 
 from .database import Database, connection_lost
 from .events import DatabaseLost, DatabaseRecovered, JobLost, JobRecorded, Observers
@@ -27,6 +28,10 @@ from .store import Store
 
 BATCH = 200
 """Jobs of one write at most."""
+LOCKED = "locked"
+"""What sql/functions/record.sql says of a job whose row somebody else holds."""
+LOCKED_PAUSE = 0.1
+"""Seconds until such a job is tried again."""
 BATCH_CHARACTERS = 4_000_000
 """Characters of one write at most, a single outcome apart."""
 
@@ -39,6 +44,7 @@ class Pending:
     text: str
     name: str
     minimal: bool = False
+    succeeded: bool = False
     since: float = field(default_factory=time.monotonic)
 
 
@@ -47,7 +53,7 @@ def encode(job: Claimed, outcome: Outcome) -> Pending:
     facts: dict[str, Any]
     match outcome:
         case Succeeded(result):
-            return Pending(job, f'{_fence(job)},"o":"succeeded","r":{result}}}', "succeeded")
+            return Pending(job, f'{_fence(job)},"o":"succeeded","r":{result}}}', "succeeded", succeeded=True)
         case Failed(reason, error, delay):
             facts = {"o": reason, "d": delay, "t": error.type, "m": error.message, "b": error.traceback}
             name = f"{error.type}: {error.message}"
@@ -90,6 +96,7 @@ class Recorder:
         self._recorded = recorded
         self._queue: deque[Pending] = deque()
         self._in_flight = 0
+        self._held: set[UUID] = set()
         self._writing: set[UUID] = set()
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
@@ -100,11 +107,11 @@ class Recorder:
     @property
     def pending(self) -> int:
         """Outcomes not written yet."""
-        return len(self._queue) + self._in_flight
+        return len(self._queue) + self._in_flight + len(self._held)
 
     def jobs(self) -> list[UUID]:
         """Jobs whose outcomes are not written yet."""
-        return [p.job.job_id for p in self._queue] + list(self._writing)
+        return [*(p.job.job_id for p in self._queue), *self._writing, *self._held]
 
     def put(self, job: Claimed, outcome: Outcome) -> None:
         """Take an outcome. Never blocks, never fails."""
@@ -177,6 +184,8 @@ class Recorder:
                     states = await self._store.record(
                         conn, worker=batch[0].job.worker, outcomes=f"[{','.join(p.text for p in batch)}]"
                     )
+                    if repeated:
+                        states = {**states, **await self._read_back(conn, [p for p in batch if p.job.job_id not in states])}
             except psycopg.Error as error:
                 state = error.sqlstate or ""
                 if state[:2] in ("22", "54") or isinstance(error, psycopg.DataError):
@@ -196,15 +205,32 @@ class Recorder:
         for pending in batch:
             job = pending.job
             recorded = states.get(job.job_id)
-            if recorded is not None:
+            if recorded == LOCKED:
+                self._again(pending)
+            elif recorded is not None:
                 failed = None if recorded == "succeeded" else pending.name
                 self._observers.emit(
                     JobRecorded(job.job_id, job.task, job.tenant, job.attempt, recorded, now - pending.since, failed)
                 )
-            elif not repeated:
-                # After a lost answer, no row may also mean: written the first time.
+            elif not repeated or pending.succeeded:
+                # After a lost answer, no row may also mean: written the first time. A success was looked up.
                 self._lost(job)
         self._recorded()
+
+    async def _read_back(self, conn: AsyncConnection[Any], batch: list[Pending]) -> dict[UUID, str]:
+        """Look up which successes of a repeated batch were written the first time."""
+        found = {p.job.job_id: await self._store.read_back(conn, p.job) for p in batch if p.succeeded}
+        return {job_id: state for job_id, state in found.items() if state == "succeeded"}
+
+    def _again(self, pending: Pending) -> None:
+        """Somebody holds the job's row, such as a cancel in an open transaction: in a moment once more."""
+        self._held.add(pending.job.job_id)
+        asyncio.get_running_loop().call_later(LOCKED_PAUSE, self._put_again, pending)
+
+    def _put_again(self, pending: Pending) -> None:
+        self._held.discard(pending.job.job_id)
+        self._queue.append(pending)
+        self._work.set()
 
     async def _write_apart(self, batch: list[Pending], error: psycopg.Error) -> None:
         if len(batch) > 1:

@@ -49,7 +49,7 @@ async def test_a_batch_of_many_tenants_takes_a_bounded_number_of_locks(one: Sess
         await one.rows(f"SELECT aioqueue.enqueue_many('[{jobs}]')")
     locks = await one.value("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
     await one.rollback()
-    assert 0 < locks <= 256
+    assert 0 < locks <= 64
 
 
 async def test_a_savepoint_rolled_back_gives_its_locks_back(one: Session, two: Session, boss: Session) -> None:

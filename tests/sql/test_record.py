@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from aioqueue.job import Claimed
-from tests.sql.engine import Session, blocked, changed, entry
+from tests.sql.engine import Session, changed, entry
 
 pytestmark = pytest.mark.anyio
 
@@ -122,34 +122,24 @@ async def test_a_request_to_cancel_wins_over_every_outcome_but_success(boss: Ses
     assert await boss.rows("SELECT 1 FROM aioqueue.cancel") == []
 
 
-async def test_record_waits_for_a_cancel_and_then_sees_its_request(boss: Session, one: Session, two: Session) -> None:
+async def test_record_passes_over_a_job_being_cancelled_and_then_sees_its_request(one: Session, two: Session) -> None:
     worker, (job,) = await running(one)
     await two.begin()
     assert await two.cancel(job.job_id) == "running"
-    async with blocked(boss, one, one.record(worker, entry(job, "error", d=0)), by=two) as answer:
-        await two.commit()
-    assert answer.result() == {job.job_id: "cancelled"}
+    assert await one.record(worker, entry(job, "error", d=0)) == {job.job_id: "locked"}
+    await two.commit()
+    assert await one.record(worker, entry(job, "error", d=0)) == {job.job_id: "cancelled"}
     assert await one.places(job.job_id) == ["outcome"]
 
 
-async def test_record_of_success_waits_for_a_cancel_and_is_not_lost(boss: Session, one: Session, two: Session) -> None:
+async def test_a_locked_job_keeps_no_other_success_waiting_and_is_not_lost(one: Session, two: Session) -> None:
     worker, jobs = await running(one, 3)
     await two.begin()
     await two.cancel(jobs[1].job_id)
-    async with blocked(boss, one, one.record(worker, *map(entry, jobs)), by=two) as answer:
-        await two.commit()
-    assert answer.result() == dict.fromkeys((job.job_id for job in jobs), "succeeded")
-
-
-async def test_an_update_of_a_running_jobs_row_would_lose_its_record(boss: Session, one: Session, two: Session) -> None:
-    """Why the claim is the only UPDATE of live: the record that waited for another one comes back with less."""
-    worker, (job,) = await running(one)
-    await boss.begin()
-    await boss.rows("UPDATE aioqueue.live SET spared = spared")
-    async with blocked(two, one, one.record(worker, entry(job)), by=boss) as answer:
-        await boss.commit()
-    lost = await one.places(job.job_id)
-    assert (answer.result(), lost) != ({job.job_id: "succeeded"}, ["outcome"])
+    states = await one.record(worker, *map(entry, jobs))
+    assert [states[job.job_id] for job in jobs] == ["succeeded", "locked", "succeeded"]
+    await two.commit()
+    assert await one.record(worker, *map(entry, jobs)) == {jobs[1].job_id: "succeeded"}
 
 
 async def test_record_after_rescue_finds_nothing(boss: Session, one: Session, two: Session) -> None:
@@ -158,9 +148,9 @@ async def test_record_after_rescue_finds_nothing(boss: Session, one: Session, tw
     await two.begin()
     assert await two.rescue() == (worker, 2)
     batch = [entry(jobs[0]), entry(jobs[1], "error", d=None)]
-    async with blocked(boss, one, one.record(worker, *batch), by=two) as answer:
-        await two.commit()
-    assert answer.result() == {}
+    assert set((await one.record(worker, *batch)).values()) == {"locked"}
+    await two.commit()
+    assert await one.record(worker, *batch) == {}
     assert [await one.state(job.job_id) for job in jobs] == ["ready", "ready"]
 
 

@@ -1,7 +1,7 @@
 -- next_tag: the position after which a tenant's next jobs go in a lane (start-time fair queueing): max(V, the tenant's
 -- last tag) + k steps. Precondition: the transaction holds its XID already, or a floor could pass the row unseen.
 -- Open transactions do not see each other's rows, so k is the first number of this (lane, tenant) that no other open
--- transaction has locked. Try-locks only: nobody waits. One transaction takes at most 256 of them, which leaves the
+-- transaction has locked. Try-locks only: nobody waits. One transaction takes at most 64 of them, which leaves the
 -- server's lock table alone; later tenants of a huge batch may tie with another open batch.
 -- Served by live_tenant, backwards from the tenant's end; vt >= V keeps dead entries out. Not read under SERIALIZABLE,
 -- where two enqueuers of one tenant would fail with 40001.
@@ -17,7 +17,7 @@ BEGIN
         SELECT l.vt INTO last FROM aioqueue.live l
          WHERE l.lane = p_lane AND l.tenant = p_tenant AND l.vt >= v ORDER BY l.vt DESC LIMIT 1;
     END IF;
-    IF locked < 256 THEN
+    IF locked < 64 THEN
         WHILE k < 1000 AND NOT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended(p_tenant, p_lane + k)) LOOP
             k := k + 1;
         END LOOP;

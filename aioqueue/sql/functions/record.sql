@@ -3,7 +3,9 @@
 -- "o": the reason, "d": seconds until it runs again (null: dead), "s": spared, "t"/"m"/"b": error type, message, traceback,
 -- "u": the unknown task's name.
 -- The fence is (lane, vt, job_id, worker, attempt): a job that is no longer this worker's returns no row and changes
--- nothing, so the same call may be repeated. XID first. Rows are locked in position order; served by live_pkey, one probe each.
+-- nothing, so the same call may be repeated. XID first. Rows are locked with SKIP LOCKED: one that somebody holds (a cancel
+-- in a transaction left open) keeps no other waiting; it returns 'locked', unchanged, and is to be sent again.
+-- Served by live_pkey, one probe each.
 CREATE OR REPLACE FUNCTION aioqueue.record(p_worker bigint, p_outcomes jsonb) RETURNS TABLE (job_id uuid, state text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
@@ -11,7 +13,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET e
 AS $$
 #variable_conflict use_column
 DECLARE
-    x record; r aioqueue.live; others integer;
+    x record; r aioqueue.live;
 BEGIN
     PERFORM pg_current_xact_id();
     RETURN QUERY
@@ -22,7 +24,7 @@ BEGIN
         SELECT o.j, o.a, o.r, f.c, f.spared, f.claimed_at FROM o,
                LATERAL (SELECT l.ctid AS c, l.spared, l.claimed_at FROM aioqueue.live l
                          WHERE l.lane = o.l AND l.vt = o.v AND l.job_id = o.j AND l.worker = p_worker AND l.attempt = o.a
-                         LIMIT 1 FOR UPDATE) f),
+                         LIMIT 1 FOR UPDATE SKIP LOCKED) f),
     d AS (DELETE FROM aioqueue.live l WHERE l.ctid = ANY (ARRAY(SELECT k.c FROM k))),
     w AS (INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, started_at, finished_at)
           SELECT k.j, 'succeeded', k.a, k.spared, k.r, k.claimed_at, clock_timestamp() FROM k)
@@ -32,10 +34,15 @@ BEGIN
          WHERE e.o <> 'succeeded' ORDER BY e.l, e.v, e.j
     LOOP
         SELECT l.* INTO r FROM aioqueue.live l
-         WHERE l.lane = x.l AND l.vt = x.v AND l.job_id = x.j AND l.worker = p_worker AND l.attempt = x.a FOR UPDATE;
+         WHERE l.lane = x.l AND l.vt = x.v AND l.job_id = x.j AND l.worker = p_worker AND l.attempt = x.a FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         job_id := x.j;
         state := aioqueue.return_job(r, r.lane, x.o, x.t, x.m, x.b, x.d, coalesce(x.s, false), x.u);
         RETURN NEXT;
     END LOOP;
+    -- What was done has left its place; what is still there is held by somebody.
+    RETURN QUERY
+    SELECT e.j, 'locked'::text FROM jsonb_to_recordset(p_outcomes) AS e (j uuid, l bigint, v bigint, a integer),
+           LATERAL (SELECT FROM aioqueue.live l
+                     WHERE l.lane = e.l AND l.vt = e.v AND l.job_id = e.j AND l.worker = p_worker AND l.attempt = e.a LIMIT 1) f;
 END $$;
