@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, Connection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from .errors import AioQueueError, ConfigurationError
 from .settings import PoolSettings
 
+POOL = "aioqueue"
+"""The pool's name in psycopg's log."""
+POOL_LOGGER = logging.getLogger("psycopg.pool")
 RESERVED = 2
 """Connections that jobs never get."""
+CANCEL_SECONDS = 1.0
+"""Seconds that a cancelled call waits for the server to end its statement."""
 
 # What RESET ALL returns to. row_security off: a policy on our own tables is an error, not an empty queue. The keepalives and
 # the check of the client let a vanished host's locks go in 11-20 s; PostgreSQL's own defaults take two hours.
@@ -58,7 +64,7 @@ def connection_string(dsn: str) -> str:
     return make_conninfo("", **{**CLIENT, **given, "options": f"{options} {own}" if own else options})
 
 
-def sever(conn: AsyncConnection[Any]) -> None:
+def sever(conn: AsyncConnection[Any] | Connection[Any]) -> None:
     """Shut the connection's socket: whoever waits on it gets an OperationalError at once. Never blocks, never raises."""
     with contextlib.suppress(OSError, psycopg.Error):
         duplicate = socket.socket(fileno=os.dup(conn.fileno()))
@@ -91,15 +97,72 @@ class NoFreeConnection(AioQueueError):
     """A job got no connection for its transaction; user code has not begun."""
 
 
+class PoolConnection(AsyncConnection[TupleRow]):
+    """A connection whose cancelled calls end soon: psycopg's own would wait up to 10 s for a server that hangs."""
+
+    _severing: asyncio.TimerHandle | None = None
+
+    async def wait(self, *args: Any, **options: Any) -> Any:
+        """Wait for the server, as psycopg does."""
+        try:
+            return await super().wait(*args, **options)
+        finally:
+            if self._severing is not None:
+                self._severing.cancel()
+                self._severing = None
+
+    async def _try_cancel(self, *, timeout: float = CANCEL_SECONDS) -> None:
+        # psycopg calls it when a wait is cancelled, and then waits for the statement's end.
+        self._severing = asyncio.get_running_loop().call_later(CANCEL_SECONDS, sever, self)
+        await super()._try_cancel(timeout=min(timeout, CANCEL_SECONDS))
+
+
+class _Connector:
+    """Opens the pool's connections, and remembers why the server refuses them: a pool says only that it waited in vain."""
+
+    def __init__(self) -> None:
+        self.refusal: psycopg.Error | None = None
+        """Why the last attempt failed; None after one that succeeded."""
+        self._said = False
+        connector = self
+
+        class Remembering(PoolConnection):
+            @classmethod
+            async def connect(cls, *args: Any, **options: Any) -> Any:
+                try:
+                    conn = await super().connect(*args, **options)
+                except psycopg.Error as error:
+                    connector.refusal = error
+                    raise
+                connector.refusal, connector._said = None, False
+                return conn
+
+        self.connection_class: type[PoolConnection] = Remembering
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let the pool log the first refusal of an outage and nothing of its further attempts."""
+        given = record.args if isinstance(record.args, tuple) else ()
+        if record.levelno != logging.WARNING or not any(
+            isinstance(value, self.connection_class) or value == POOL for value in given
+        ):
+            return True
+        first = any(isinstance(value, psycopg.Error) for value in given) and not self._said
+        self._said = self._said or first
+        return first
+
+
 class Database:
     """The pool of one app: `runtime()` for the runtime's calls, `for_job()` for jobs' transactions."""
 
     def __init__(self, dsn: str, settings: PoolSettings) -> None:
         self.settings = settings
         self.conninfo = connection_string(dsn)
-        self._pool: AsyncConnectionPool[AsyncConnection[TupleRow]] | None = None
+        self._pool: AsyncConnectionPool[PoolConnection] | None = None
         self._jobs = asyncio.Semaphore(settings.size - RESERVED)
         self._lent: set[AsyncConnection[TupleRow]] = set()
+        self._connector = _Connector()
+        self.losses = 0
+        """Calls so far whose connection was lost: after a crash the server may have gone back, without a new start time."""
         self.waiting = 0
         """Jobs that wait for a connection now; while there are any, the claimer asks for no more than there are free."""
 
@@ -117,16 +180,18 @@ class Database:
         """Open the pool without waiting for the server."""
         if self._pool is None:
             # reconnect_timeout is short because the pool doubles its pauses up to it; who asks next begins anew.
-            pool: AsyncConnectionPool[AsyncConnection[TupleRow]] = AsyncConnectionPool(
+            pool: AsyncConnectionPool[PoolConnection] = AsyncConnectionPool(
                 self.conninfo,
+                connection_class=self._connector.connection_class,
                 kwargs={"autocommit": True, "prepare_threshold": 1},
                 min_size=self.settings.min_size,
                 max_size=self.settings.size,
                 timeout=self.settings.acquire_timeout,
                 reconnect_timeout=3.0,
-                name="aioqueue",
+                name=POOL,
                 open=False,
             )
+            POOL_LOGGER.addFilter(self._connector.filter)
             await pool.open()
             self._pool = pool
 
@@ -135,17 +200,44 @@ class Database:
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close(timeout=2.0)
+            POOL_LOGGER.removeFilter(self._connector.filter)
 
-    def _opened(self) -> AsyncConnectionPool[AsyncConnection[TupleRow]]:
+    def _opened(self) -> AsyncConnectionPool[PoolConnection]:
         if self._pool is None:
             raise ConfigurationError("the pool is not open")
         return self._pool
 
+    def lost(self, error: BaseException) -> bool:
+        """Take note of an error of a call; whether it says that the connection is lost."""
+        found = connection_lost(error)
+        self.losses += found
+        return found
+
+    @contextlib.asynccontextmanager
+    async def _connection(self, wait: float) -> AsyncIterator[AsyncConnection[TupleRow]]:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                conn = await stack.enter_async_context(self._opened().connection(wait))
+            except PoolTimeout:
+                refusal = self._connector.refusal
+                why = "all are in use" if refusal is None else str(refusal)
+                raise PoolTimeout(f"no connection to the database within {wait:g} s: {why}") from refusal
+            yield conn
+
     @contextlib.asynccontextmanager
     async def runtime(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection[TupleRow]]:
-        """Lend a connection in autocommit; shut it after `seconds` (default: the pool's deadline)."""
-        async with self._opened().connection() as conn, deadline(conn, seconds or self.settings.deadline):
-            yield conn
+        """Lend a connection in autocommit; shut it after `seconds` (default: the pool's deadline).
+
+        One whose server is gone, or can only read (a demoted primary), is closed: the next call finds another server.
+        """
+        limit = seconds or self.settings.deadline
+        async with self._connection(min(limit, self.settings.acquire_timeout)) as conn, deadline(conn, limit):
+            try:
+                yield conn
+            except psycopg.Error as error:
+                if self.lost(error):
+                    await conn.close()
+                raise
 
     @contextlib.asynccontextmanager
     async def for_job(self, wait: float | None) -> AsyncIterator[AsyncConnection[TupleRow]]:
@@ -161,7 +253,7 @@ class Database:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 try:
-                    conn = await stack.enter_async_context(self._opened().connection())
+                    conn = await stack.enter_async_context(self._connection(self.settings.acquire_timeout))
                 except psycopg.OperationalError as error:
                     raise NoFreeConnection(f"no connection to the database: {error}") from error
                 self._lent.add(conn)

@@ -90,6 +90,7 @@ class Listener:
         loop.add_reader(descriptor, self._event.set)
         try:
             listening: set[Kind] = set()
+            await self._probe(conn.pgconn)
             while True:
                 # Nothing may wait between here and the wait below unless the loop then begins anew.
                 self._event.clear()
@@ -106,7 +107,7 @@ class Listener:
                     async with asyncio.timeout(PROBE_INTERVAL):
                         await self._event.wait()
                 except TimeoutError:
-                    await self._ask(conn.pgconn, "SELECT 1")
+                    await self._probe(conn.pgconn)
         finally:
             # Before the connection is closed: its number may be another socket's at once.
             loop.remove_reader(descriptor)
@@ -119,9 +120,16 @@ class Listener:
             # Catch up: what came before LISTEN was in force has made no notification.
             self._call(kind)
 
-    async def _ask(self, pgconn: pq.abc.PGconn, statement: str) -> None:
+    async def _probe(self, pgconn: pq.abc.PGconn) -> None:
+        """Ask for a sign of life. Where nothing can be written nobody notifies: it is the wrong server after a failover."""
+        if await self._ask(pgconn, "SHOW transaction_read_only") != b"off":
+            raise psycopg.OperationalError("the server is read-only")
+
+    async def _ask(self, pgconn: pq.abc.PGconn, statement: str) -> bytes | None:
+        """Run a statement; the first value of its last row, if any."""
         # Not by AsyncConnection.execute(): cancelled against a hung server, that waits up to 10 s.
         pgconn.send_query(statement.encode())
+        value: bytes | None = None
         async with asyncio.timeout(ANSWER_TIMEOUT):
             while True:
                 self._event.clear()
@@ -130,9 +138,11 @@ class Listener:
                 while not pgconn.is_busy():
                     result = pgconn.get_result()
                     if result is None:
-                        return
+                        return value
                     if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
                         raise psycopg.OperationalError(f"{statement}: {result.get_error_message()}")
+                    if result.ntuples:
+                        value = result.get_value(result.ntuples - 1, 0)
                 await self._event.wait()
 
     def _hear(self, pgconn: pq.abc.PGconn) -> None:

@@ -21,7 +21,7 @@ from psycopg.rows import TupleRow
 from psycopg.transaction import OutOfOrderTransactionNesting
 
 from .context import JobTransaction, current_job
-from .database import Database, NoFreeConnection, connection_lost, deadline
+from .database import Database, NoFreeConnection, deadline
 from .errors import LeaseLost, TransactionViolation
 from .job import Claimed
 from .settings import Settings
@@ -109,9 +109,14 @@ class OpenTransaction:
             if error.sqlstate == VIOLATION:
                 raise TransactionViolation(str(error).partition("\n")[0]) from None
             if not self._conn.closed and self._conn.info.transaction_status == TransactionStatus.INERROR:
+                if isinstance(error, psycopg.errors.InsufficientPrivilege):
+                    raise TransactionViolation(
+                        "the task broke its transaction: the role it changed to (SET ROLE) may not end it"
+                    ) from None
                 raise
             self._ended = True
             self.face.detach()
+            self._database.lost(error)
             await self._conn.close()
             # Only after a good COMMIT is the tail reached: then the outcome stands.
             return None if "scrub()" in (error.diag.context or "") else error
@@ -243,7 +248,11 @@ class JobTransactions:
     async def _begin(self, stack: contextlib.AsyncExitStack, job: Claimed, seconds: float, wait: float | None) -> OpenTransaction:
         # A connection that died in the pool shows here, before user code has begun: every one may have died.
         last: psycopg.Error | None = None
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self._settings.pool.deadline
         for _ in range(self._settings.pool.size + 1):
+            if loop.time() > give_up:
+                break
             async with contextlib.AsyncExitStack() as trial:
                 conn = await trial.enter_async_context(self._database.for_job(wait))
                 opened = OpenTransaction(self._store, self._database, self._settings, job, conn)
@@ -251,7 +260,7 @@ class JobTransactions:
                     await opened.begin(seconds)
                 except psycopg.Error as error:
                     await conn.close()
-                    if not connection_lost(error):
+                    if not self._database.lost(error):
                         raise NoFreeConnection(f"the job's transaction could not be opened: {error}") from error
                     last = error
                 except BaseException:

@@ -216,7 +216,7 @@ class Worker:
             slots=slots,
             wait_room=recorder.wait_room,
             put=recorder.put,
-            claimed=self._maintenance.claimed,
+            claimed=self._maintenance.wake,
         )
         self._guard = Guard(
             database.conninfo,
@@ -271,13 +271,13 @@ class Worker:
             upkeep = group.create_task(self._maintenance.run(), name="aioqueue maintenance")
             claims = group.create_task(self._claimer.run(), name="aioqueue claimer")
             self._guard.start()
-            self._wake_ups.on_ready(self._claimer.wake)
+            self._wake_ups.on_ready(self._wake)
             self._observers.emit(WorkerStarted(self.heartbeat.worker, self.queues, self._worker_settings.concurrency))
             self.started.set()
             try:
                 await self._wait_stop(claims)
             finally:
-                self._wake_ups.off_ready(self._claimer.wake)
+                self._wake_ups.off_ready(self._wake)
                 # An enclosing anyio scope would cancel again at every await; the stop is bounded by its own limits.
                 with anyio.CancelScope(shield=True):
                     written = await self._drain(claims)
@@ -298,17 +298,30 @@ class Worker:
             claims.cancel()
             await self._stopping.wait()
             return
-        while not self._stopping.is_set():
-            await self._claimer.found_nothing.wait()
+        drained = asyncio.Event()
+        watch = asyncio.create_task(self._watch_drained(drained))
+        try:
+            await _first_of(self._stopping, drained)
+        finally:
+            watch.cancel()
+
+    async def _watch_drained(self, drained: asyncio.Event) -> None:
+        while not drained.is_set():
             await self._slots.empty.wait()
             await self._recorder.wait_idle()
-            if self._claimer.found_nothing.is_set() and not self.running:
-                return
+            # What ran may have enqueued more. The claim that is under way now may be too old to see it, the next is not.
+            for _ in range(2):
+                self._claimer.found_nothing.clear()
+                self._claimer.wake()
+                await self._claimer.found_nothing.wait()
+            if not self.running:
+                drained.set()
 
     async def _drain(self, claims: asyncio.Task[None]) -> bool:
         """Stop claiming, let the jobs end, end those that do not, write what became of them; whether all was written."""
         claims.cancel()
         await asyncio.wait([claims])
+        await self._claimer.settle()
         self._observers.emit(WorkerStopping(self.heartbeat.worker, self.running, self._grace))
         await self._wait_empty(self._grace, unless=self._hurry)
         if self._slots.busy:
@@ -347,6 +360,10 @@ class Worker:
         for run in list(self._runner.runs.values()):
             if run.job.job_id in wanted:
                 self._runner.stop(run, Cause.CANCELLED)
+
+    def _wake(self) -> None:
+        self._claimer.wake()
+        self._maintenance.wake()
 
     def _ready(self) -> None:
         self._claimer.wake()

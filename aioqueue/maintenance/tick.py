@@ -46,6 +46,7 @@ class Ticker:
         self._worker = worker
         self._restarted = restarted
         self._server: tuple[str, datetime] | None = None
+        self._losses = 0
         self._clock = EPOCH
         self._next_full_look = time.monotonic() + FULL_LOOK
 
@@ -56,6 +57,7 @@ class Ticker:
     async def tick(self) -> Tick:
         """Read the clocks and move the floors. Raises psycopg.Error."""
         began = time.monotonic()
+        losses = self._database.losses
         full = began >= self._next_full_look
         if full:
             self._next_full_look = began + FULL_LOOK  # also when it fails: it must not stand in the way of the others
@@ -82,10 +84,13 @@ class Ticker:
         now = time.monotonic()
         if full:
             self._next_full_look = now + max(FULL_LOOK, FULL_LOOK_SHARE * (now - began))
-        if self._server is not None and tick.server != self._server:
+        if self._server is not None and (tick.server != self._server or losses != self._losses):
+            # A server that crashed and recovered keeps its start time, but may have lost virtual times: they wait for no disk.
             floors.reset()
-            self._server = tick.server
-            self._restarted()
+            self._losses = losses
+            if tick.server != self._server:
+                self._server = tick.server
+                self._restarted()
             return tick
         self._server = tick.server
         floors.suspect_ready = False
@@ -103,8 +108,8 @@ class Ticker:
         if tick.clock < self._clock:
             floors.due.reset()
         elif due_question is not None:
-            found = tick.first_due
-            floors.due.answer(due_question, None if found is None else (_microseconds(found), 0))
+            first_due = tick.first_due
+            floors.due.answer(due_question, None if first_due is None else (_microseconds(first_due), 0))
         self._clock = tick.clock
         floors.due.observe(_microseconds(tick.clock - MARGIN), tick.snapshot, now)
         return tick
