@@ -33,6 +33,9 @@ SUSPECT_PATIENCE = (1.0, 5.0)
 UNANSWERED = 15.0
 """Seconds after a claim without an answer in which the server may still be committing it (its statement_timeout is 5 s)."""
 
+LOOK_AGAIN = 1.0
+"""Seconds between looks for what it took, at most."""
+
 
 class Lanes:
     """The lanes of a worker's queues, in the order of the next claim."""
@@ -161,7 +164,8 @@ class Claimer:
         while True:
             self.turned = time.monotonic()
             if not backlog:
-                await _wait_at_most(self._wake_up, self._settings.poll)
+                in_doubt = self._unanswered is not None
+                await _wait_at_most(self._wake_up, min(LOOK_AGAIN, self._settings.poll) if in_doubt else self._settings.poll)
             self._wake_up.clear()
             self.waits_for_slots = True
             await self._slots.wait_free()
@@ -224,6 +228,10 @@ class Claimer:
                     lanes = self._lanes.scans(self._floors, limit) if scans is None else scans
                     jobs = await self._store.claim(conn, worker=self._lease.worker, lanes=lanes, limit=limit)
                 break
+            except asyncio.CancelledError:
+                # The worker stops; what the server did is not known.
+                self._unanswered = time.monotonic() + UNANSWERED
+                raise
             except psycopg.Error as error:
                 if error.sqlstate == WORKER_DEAD:
                     self._lease.refused()
@@ -246,6 +254,11 @@ class Claimer:
         else:
             self.found_nothing.set()
         return jobs
+
+    async def settle(self) -> None:
+        """Once the loop is cancelled: hand back what a claim without an answer may have taken."""
+        if self._unanswered is not None:
+            await self._hand_back_unknown()
 
     async def _hand_back_unknown(self) -> None:
         """Hand back what a claim without an answer took; looked for until the server cannot commit it any more."""

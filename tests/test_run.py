@@ -56,7 +56,7 @@ class Ending(Exception):
         raise SystemExit(3)
 
 
-# -- returning and raising -------------------------------------------------------------------------------------------------
+# -- returning and raising -------------------------------------------------------------------------------------------
 
 
 async def test_what_a_task_returns_is_its_result(at: Bench) -> None:
@@ -160,7 +160,7 @@ async def test_a_failure_outside_user_code_is_still_an_outcome(at: Bench) -> Non
     assert isinstance(outcome, Failed), outcome
 
 
-# -- retries -------------------------------------------------------------------------------------------------------------
+# -- retries ---------------------------------------------------------------------------------------------------------
 
 
 def retried(at: Bench, error: Exception, retry: Retry) -> None:
@@ -231,7 +231,7 @@ async def test_snooze_retry_in_and_cancel_say_how_the_attempt_ended(at: Bench) -
     assert ended.message == "no longer wanted\\x00\\ud800"
 
 
-# -- payloads and results ------------------------------------------------------------------------------------------------
+# -- payloads and results --------------------------------------------------------------------------------------------
 
 
 async def test_a_payload_that_does_not_validate_is_dead_with_pydantics_reason(at: Bench) -> None:
@@ -302,7 +302,7 @@ async def test_a_task_that_nobody_here_registered_is_handed_back_with_growing_de
     assert "elsewhere" in late.message
 
 
-# -- time limits and cancellation ------------------------------------------------------------------------------------------
+# -- time limits and cancellation ------------------------------------------------------------------------------------
 
 
 async def test_a_time_out_is_a_failed_attempt_with_an_error_of_its_own(at: Bench) -> None:
@@ -489,7 +489,7 @@ async def test_an_abandoned_run_and_a_new_one_of_the_same_job_are_kept_apart(at:
     await at.end()
 
 
-# -- threads ---------------------------------------------------------------------------------------------------------------
+# -- threads ---------------------------------------------------------------------------------------------------------
 
 
 async def test_a_def_task_runs_in_a_thread_and_sees_its_job(at: Bench) -> None:
@@ -565,7 +565,7 @@ async def test_a_thread_that_goes_on_keeps_its_slot_and_its_outcome_is_written_w
     failed(at.outcomes[job.job_id], Reason.TIME_LIMIT)
 
 
-# -- transactions ------------------------------------------------------------------------------------------------------------
+# -- transactions ----------------------------------------------------------------------------------------------------
 
 
 async def test_a_job_that_gets_no_connection_in_time_is_handed_back_spared(boss: Session, worker_dsn: str) -> None:

@@ -54,8 +54,8 @@ class Maintenance:
         self._busy = asyncio.Event()
         self._next_rescue = 0.0
 
-    def claimed(self) -> None:
-        """Jobs were claimed: tick at the busy pace."""
+    def wake(self) -> None:
+        """Jobs were claimed, enqueued or cancelled: tick soon, whatever the pause."""
         self._busy.set()
 
     async def run(self) -> None:
@@ -109,7 +109,9 @@ class Maintenance:
         return self._idle_pause(tick)
 
     def _idle_pause(self, tick: Tick) -> float:
+        # A dead worker gives no hint, so a longer poll does not make the looks for one rarer.
+        longest = min(self._settings.poll, self._lease.rescue_interval)
         next_due: datetime | None = tick.next_due
         if next_due is None or next_due <= tick.clock:
-            return self._settings.poll
-        return min(self._settings.poll, (next_due - tick.clock).total_seconds() + 0.001)
+            return longest
+        return min(longest, (next_due - tick.clock).total_seconds() + 0.001)
