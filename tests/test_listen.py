@@ -172,6 +172,7 @@ async def test_fifty_lost_sessions_are_each_replaced_and_caught_up(
     listener.subscribe("ready", ready)
     listener.subscribe("done", done)
     async with running(listener):
+        await ready.wait(1)
         await done.wait(1)
         for round_ in range(2, 52):
             await boss.rows("SELECT pg_terminate_backend(%s)", sessions.pid)
@@ -265,7 +266,7 @@ async def test_a_session_that_answers_its_probes_stays(
     async with running(listener):
         await done.wait(1)
         question = "SELECT query FROM pg_stat_activity WHERE pid = %s"
-        while await boss.value(question, sessions.pid) != "SELECT 1":
+        while (await boss.value(question, sessions.pid)).startswith("LISTEN "):
             pass
         # Hints that come together with an answer are heard too.
         for number in range(2, 30):
