@@ -1,0 +1,108 @@
+"""A TCP proxy in a thread of its own, so that it goes on while a test blocks its event loop: passes, swallows, cuts, refuses."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from types import TracebackType
+from typing import Literal
+
+Mode = Literal["pass", "swallow", "refuse"]
+
+
+class Proxy:
+    """Stands before a server; a context manager.
+
+    `mode`: "pass"; "swallow" keeps every connection open, new ones too, and drops all bytes both ways; "refuse" resets new
+    connections. `cut()` resets those there are.
+    """
+
+    def __init__(self, target: int) -> None:
+        self.mode: Mode = "pass"
+        self.target = target
+        self.port = 0
+        self.accepted = 0
+        """Connections accepted so far."""
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._listening = threading.Event()
+        self._stop = asyncio.Event()
+
+    def __enter__(self) -> "Proxy":
+        self._thread.start()
+        assert self._listening.wait(10)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+
+    def cut(self) -> None:
+        """Reset every connection."""
+        done = threading.Event()
+
+        def cut() -> None:
+            for writer in list(self._writers):
+                _reset(writer)
+            done.set()
+
+        self._loop.call_soon_threadsafe(cut)
+        assert done.wait(10)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self._listening.set()
+        await self._stop.wait()
+        server.close()
+        for writer in list(self._writers):
+            _reset(writer)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self._writers.add(writer)
+        try:
+            if self.mode == "refuse":
+                return
+            while self.mode == "swallow" and await reader.read(65536):
+                pass
+            if self.mode == "swallow":
+                return
+            there, back = await asyncio.open_connection("127.0.0.1", self.target)
+            self._writers.add(back)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._pump(reader, back))
+                    group.create_task(self._pump(there, writer))
+            finally:
+                self._writers.discard(back)
+                _reset(back)
+        except* (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            _reset(writer)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while received := await reader.read(65536):
+            if self.mode != "swallow":
+                writer.write(received)
+                await writer.drain()
+        if self.mode == "swallow":
+            # Whoever goes away behind a network that swallows everything is not heard of.
+            await self._stop.wait()
+        raise ConnectionResetError
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        sock: socket.socket | None = writer.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

@@ -1,0 +1,137 @@
+"""A server of one test alone, on TCP: it is stopped, started, held still and failed over as the test likes."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+
+from aioqueue import migrate
+from aioqueue.embedded import hold, keep
+from aioqueue.embedded_cluster import SUPERUSER
+from tests.postgres import FAST, Database, Server
+
+DATABASE = "outage"
+# What was committed stays when the server is killed: the tests count jobs.
+SAFE = {**FAST, "synchronous_commit": "on", "full_page_writes": "on", "listen_addresses": "127.0.0.1"}
+TRUSTED = "host all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n"
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class OutageServer(Server):
+    """A server with one migrated database; `settings` are added to the fast ones that survive a kill."""
+
+    def __init__(self, version: int, schema: str, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(version)
+        self.schema = schema
+        self.port = free_port()
+        self._settings = {**SAFE, "port": str(self.port), **(settings or {})}
+        self._held: list[int] = []
+
+    def __enter__(self) -> "OutageServer":
+        try:
+            self.cluster.initialise(sync=False)
+            self.trust(TRUSTED)
+            os.close(hold(self.home / "start.lock", fcntl.LOCK_EX))
+            self._users = hold(self.home / "users.lock", fcntl.LOCK_SH)
+            keep(self.cluster)
+            self.start()
+            self.cluster.ensure_roles(DATABASE)
+            asyncio.run(self._migrate())
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go_on()
+        super().__exit__()
+
+    async def _migrate(self) -> None:
+        owner = Database(self, DATABASE).dsn("owner")
+        await migrate.migrate(owner, schema=self.schema)
+        await migrate.grant(owner, schema=self.schema, role="aioqueue_worker", kind="worker")
+
+    @property
+    def home(self) -> Path:
+        """The directory of it all."""
+        return self.cluster.directory
+
+    def trust(self, lines: str) -> None:
+        """Make pg_hba.conf of these lines; in force after `start` or a reload."""
+        (self.cluster.pgdata / "pg_hba.conf").write_text(f"local all all trust\n{lines}")
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        self.cluster.start(self._settings)
+
+    def stop(self, mode: str = "immediate") -> None:
+        """Stop it and wait for its end."""
+        self.cluster.stop(mode)
+
+    def tcp(self, role: str = "worker", *, port: int | None = None, **more: str) -> str:
+        """The URI of a role by TCP, perhaps through a proxy."""
+        name = SUPERUSER if role == "superuser" else f"aioqueue_{role}"
+        rest = "&".join(f"{key}={quote(value)}" for key, value in more.items())
+        return f"postgresql://{name}@127.0.0.1:{port or self.port}/{DATABASE}?{rest}"
+
+    def hold_still(self) -> None:
+        """SIGSTOP every process of the server."""
+        address = self.cluster.address()
+        assert address is not None
+        self._held = [address.pid]
+        os.kill(address.pid, signal.SIGSTOP)
+        for child in _children(address.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGSTOP)
+                self._held.append(child)
+
+    def go_on(self) -> None:
+        """SIGCONT them."""
+        held, self._held = self._held, []
+        for pid in reversed(held):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    def run(self, *commands: str) -> None:
+        """Run statements as superuser, by the socket."""
+        with psycopg.connect(self.dsn("superuser", DATABASE), autocommit=True, connect_timeout=10) as conn:
+            for command in commands:
+                conn.execute(command.encode())
+
+    def rows(self, query: str, *params: object) -> list[tuple[object, ...]]:
+        """Ask as superuser, by the socket; the query says `aioqueue.`."""
+        with psycopg.connect(self.dsn("superuser", DATABASE), autocommit=True, connect_timeout=10) as conn:
+            return conn.execute(query.replace("aioqueue.", f'"{self.schema}".').encode(), params or None).fetchall()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold it still for the block."""
+        self.hold_still()
+        try:
+            yield
+        finally:
+            self.go_on()
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent:
+                found.append(int(stat.parent.name))
+    return found

@@ -1,0 +1,106 @@
+"""A server that hangs: it keeps its connections and answers nothing."""
+
+import asyncio
+import time
+
+import pytest
+
+from aioqueue import AioQueue, JobContext
+from aioqueue.events import JobClaimed, LeaseLost, WorkerStarted
+from tests.outage.scene import LEASE, make_scene
+from tests.outage.server import OutageServer
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_jobs_are_cancelled_before_the_lease_ends_and_run_again_when_the_server_goes_on(outage: OutageServer) -> None:
+    scene = make_scene(outage)
+    async with scene.working() as worker:
+        jobs = [(await scene.hold.enqueue()).id for _ in range(5)]
+        await scene.seen.wait(JobClaimed, 5)
+        await scene.until(lambda: len(scene.starts) == 5)
+        with outage.held():
+            await scene.until(lambda: len(scene.cancelled) == 5)
+            assert max(at for _, at in scene.cancelled) < scene.lease_end(worker)
+            # Two leases in all: by now everybody else may have taken the jobs over.
+            await asyncio.sleep(LEASE)
+            assert len(scene.starts) == 5
+        scene.gate.set()
+        await scene.until_ended(5)
+        assert len(scene.seen.all(LeaseLost)) == 1
+    await scene.check(jobs)
+
+
+async def test_a_stop_ends_in_time_while_jobs_run_and_the_server_hangs(outage: OutageServer) -> None:
+    scene = make_scene(outage, lease=30.0)
+    async with scene.working(grace=0.5):
+        await scene.hold.enqueue()
+        await scene.written.enqueue()
+        await scene.until(lambda: len(scene.starts) == 2)
+        outage.hold_still()
+        # Something is asked of the server, and not answered.
+        await asyncio.sleep(0.6)
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.5 + 15.0
+
+
+async def test_a_stop_is_as_quick_with_the_default_deadlines(outage: OutageServer) -> None:
+    app = AioQueue(outage.tcp(), schema=outage.schema)
+    started = asyncio.Event()
+
+    @app.task
+    async def wait(ctx: JobContext) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with app, app.worker(grace=0.5):
+        await wait.enqueue()
+        async with asyncio.timeout(10):
+            await started.wait()
+        outage.hold_still()
+        await asyncio.sleep(1.5)
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.5 + 15.0
+
+
+async def test_a_job_inside_its_own_query_hears_of_the_lost_lease_in_time(outage: OutageServer) -> None:
+    scene = make_scene(outage)
+    ended: list[float] = []
+
+    @scene.app.task
+    async def query(ctx: JobContext) -> None:
+        try:
+            async with ctx.transaction() as tx:
+                await tx.execute("SELECT pg_sleep(60)")
+        finally:
+            ended.append(time.monotonic())
+
+    async with scene.working():
+        await query.enqueue()
+        await scene.until("count(*) = 1 FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)'")
+        with outage.held():
+            await scene.seen.wait(LeaseLost)
+            lost = time.monotonic()
+            await scene.until(lambda: bool(ended))
+            # psycopg's own cancellation would take ten seconds.
+            assert ended[0] - lost < 5.0
+
+
+async def test_a_blocked_loop_and_a_server_that_hangs_at_once_end_in_no_error(outage: OutageServer) -> None:
+    scene = make_scene(outage)
+
+    @scene.app.task
+    async def block(ctx: JobContext) -> None:
+        scene.starts.append((ctx.job_id, ctx.attempt))
+        if ctx.attempt == 1:
+            outage.hold_still()
+            time.sleep(1.5 * LEASE)  # noqa: ASYNC251 - that is the point
+            outage.go_on()
+
+    async with scene.working():
+        job = await block.enqueue()
+        other = await scene.hold.enqueue()
+        scene.gate.set()
+        await scene.until_ended(2)
+    assert len(scene.seen.all(WorkerStarted)) == 1
+    await scene.check([job.id, other.id])
