@@ -97,10 +97,12 @@ class Flow:
         return process
 
     def kill_all(self) -> None:
+        """End what still runs, and print what each wrote: pytest shows it where the test failed."""
         for process in self.processes:
             if process.process.poll() is None:
                 process.process.send_signal(signal.SIGCONT)
                 process.kill()
+            print(f"--- worker {process.pid}, exit code {process.process.returncode}\n{process.log[-4000:]}")
 
     async def value(self, expression: str, *params: object) -> Any:
         """The value of an expression that says `aioqueue.`."""
