@@ -1,0 +1,282 @@
+"""The claimer: which lanes come first and how many slots each gets, claims without an answer, bounds on what is asked for."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+
+from aioqueue import AioQueue, JobTransaction, LimitSettings, PoolSettings, WorkerSettings
+from aioqueue.claim import LOWEST_FIRST, Lanes
+from aioqueue.database import sever
+from aioqueue.events import DatabaseLost, DatabaseRecovered, JobClaimed, JobRecorded
+from aioqueue.floor import Floors
+from aioqueue.job import lane
+from aioqueue.store import LOWEST_ID, LaneScan
+from tests.kit import Seen, passed, session
+from tests.postgres import Database
+from tests.sql.engine import Session
+
+pytestmark = pytest.mark.anyio
+
+MakeApp = Callable[..., AioQueue]
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def make_app(worker_dsn: str, schema: str, seen: Seen) -> MakeApp:
+    def make(**settings: Any) -> AioQueue:
+        app = AioQueue(worker_dsn, schema=schema, observers=[seen], **settings)
+
+        @app.task(name="add")
+        async def add(a: int, b: int = 1) -> int:
+            return a + b
+
+        return app
+
+    return make
+
+
+@pytest.fixture
+async def boss(database: Database, schema: str) -> AsyncIterator[Session]:
+    async with session(database.dsn("owner"), schema) as made:
+        yield made
+
+
+# -- lanes -----------------------------------------------------------------------------------------------------------------
+
+
+def lanes_of(queues: dict[str, int]) -> tuple[Lanes, Floors]:
+    lanes = Lanes(queues)
+    return lanes, Floors(lanes.all(), LOWEST_ID)
+
+
+def test_lanes_are_visited_by_priority_and_within_one_the_queues_in_turn() -> None:
+    lanes, floors = lanes_of({"a": 1, "b": 1, "c": 1})
+    names = {lane(queue, priority): (queue, priority) for queue in "abc" for priority in range(-2, 3)}
+    firsts = []
+    for _ in range(3):
+        visited = [names[scan.lane] for scan in lanes.scans(floors, 10)]
+        assert [priority for _, priority in visited] == [p for p in (2, 1, 0, -1, -2) for _ in range(3)]
+        assert sorted(visited) == sorted(names.values())
+        firsts.append(visited[0][0])
+    assert sorted(firsts) == ["a", "b", "c"]
+
+
+def test_queues_share_by_weight_and_each_has_at_least_one() -> None:
+    lanes, floors = lanes_of({"a": 6, "b": 3, "c": 1})
+
+    def shares(limit: int) -> dict[int, int]:
+        return {scan.lane: scan.share for scan in lanes.scans(floors, limit)}
+
+    of_100, of_2 = shares(100), shares(2)
+    for priority in range(-2, 3):
+        assert [of_100[lane(queue, priority)] for queue in "abc"] == [60, 30, 10]
+        assert [of_2[lane(queue, priority)] for queue in "abc"] == [1, 1, 1]
+
+
+def test_one_claim_in_twenty_starts_at_the_lowest_priority() -> None:
+    lanes, floors = lanes_of({"a": 1})
+    low = lane("a", -2)
+    lowest_first = [lanes.scans(floors, 10)[0].lane == low for _ in range(10 * LOWEST_FIRST)]
+    assert sum(lowest_first) == 10
+
+
+def test_scans_begin_at_the_floor() -> None:
+    lanes, floors = lanes_of({"a": 1})
+    floors[lane("a", 0)].value = 7
+    (scan,) = [scan for scan in lanes.scans(floors, 10) if scan.lane == lane("a", 0)]
+    assert scan == LaneScan(lane("a", 0), (7, LOWEST_ID), 10, 0)
+
+
+async def test_higher_priorities_run_first(make_app: MakeApp, seen: Seen) -> None:
+    app = make_app()
+    async with app:
+        made = {p: await app.get("add").options(priority=p).enqueue(p) for p in (-2, 0, 2, -1, 1)}
+        async with app.worker(concurrency=1):
+            for job in made.values():
+                await job.result(30)
+    assert [e.job_id for e in seen.all(JobClaimed)] == [made[p].id for p in (2, 1, 0, -1, -2)]
+
+
+async def test_the_lowest_priority_is_not_starved_by_a_steady_stream(make_app: MakeApp, seen: Seen) -> None:
+    app = make_app()
+    async with app:
+        low = await app.get("add").options(priority=-2).enqueue(0)
+        await app.get("add").options(priority=2).enqueue_many([{"a": n} for n in range(200)])
+        async with app.worker(concurrency=1):
+            await low.result(60)
+            assert len(seen.all(JobClaimed)) <= 2 * LOWEST_FIRST
+            await seen.wait(JobRecorded, 201)
+
+
+async def test_a_busy_queue_leaves_the_other_its_share_of_the_slots(make_app: MakeApp, seen: Seen) -> None:
+    app = make_app()
+    goes_on = asyncio.Event()
+
+    @app.task(name="hold")
+    async def hold() -> None:
+        await goes_on.wait()
+
+    async with app:
+        await hold.options(queue="big").enqueue_many([()] * 50)
+        small = await hold.options(queue="small").enqueue_many([()] * 50)
+        async with app.worker(queues=["big:3", "small:1"], concurrency=20):
+            await seen.wait(JobClaimed, 20)
+            ids = {job.id for job in small}
+            assert sum(e.job_id in ids for e in seen.all(JobClaimed)) == 5
+            goes_on.set()
+            await seen.wait(JobRecorded, 100)
+
+
+async def test_a_queue_that_is_not_served_is_left_alone(make_app: MakeApp, seen: Seen) -> None:
+    app = make_app()
+    async with app:
+        other = await app.get("add").options(queue="other").enqueue(1)
+        async with app.worker():
+            await (await app.get("add").enqueue(1)).result(30)
+        assert not seen.all(JobClaimed, job_id=other.id)
+
+
+async def test_a_backlog_is_claimed_in_batches(make_app: MakeApp, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = make_app()
+    sizes: list[int] = []
+    async with app:
+        claim = app.store.claim
+
+        async def count(conn: AsyncConnection[Any], **options: Any) -> Any:
+            found = await claim(conn, **options)
+            sizes.append(len(found))
+            assert len(found) <= options["limit"]
+            return found
+
+        monkeypatch.setattr(app.store, "claim", count)
+        await app.get("add").enqueue_many([{"a": n} for n in range(1_000)])
+        await app.worker(drain=True).run()
+    assert sum(sizes) == 1_000
+    assert len([size for size in sizes if size]) <= 60
+    assert max(sizes) == 100
+
+
+async def test_no_more_is_claimed_than_there_are_slots(make_app: MakeApp, seen: Seen) -> None:
+    app = make_app()
+    running = 0
+    most = 0
+
+    @app.task(name="count")
+    async def count() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+
+    async with app:
+        await count.enqueue_many([()] * 200)
+        await app.worker(drain=True, concurrency=7).run()
+    assert most <= 7
+
+
+# -- claims without an answer ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poll", [0.1, 3600.0])
+async def test_a_claim_whose_answer_is_lost_is_handed_back_spared_and_run(
+    make_app: MakeApp, seen: Seen, boss: Session, monkeypatch: pytest.MonkeyPatch, poll: float
+) -> None:
+    """The connection dies right after the server has committed the claim."""
+    app = make_app(worker=WorkerSettings(poll=poll, tick=0.05))
+    async with app:
+        claim = app.store.claim
+        lost: list[Any] = []
+
+        async def lose_the_answer(conn: AsyncConnection[Any], **options: Any) -> Any:
+            found = await claim(conn, **options)
+            if found and not lost:
+                lost.extend(found)
+                sever(conn)
+                await conn.execute("SELECT 1")
+            return found
+
+        monkeypatch.setattr(app.store, "claim", lose_the_answer)
+        jobs = await app.get("add").enqueue_many([{"a": n} for n in range(10)])
+        async with app.worker():
+            assert [await job.result(60) for job in jobs] == list(range(1, 11))
+    assert len(lost) == 10
+    assert await boss.rows("SELECT DISTINCT attempt, spared FROM aioqueue.outcome") == [(2, 1)]
+    assert await boss.rows("SELECT DISTINCT reason FROM aioqueue.attempt") == [("interrupted",)]
+    assert seen.all(DatabaseLost, loop="claimer") and seen.all(DatabaseRecovered, loop="claimer")
+
+
+async def test_a_job_that_runs_is_not_taken_for_one_of_a_lost_claim(
+    make_app: MakeApp, seen: Seen, boss: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app(worker=WorkerSettings(poll=0.1))
+    goes_on, inside = asyncio.Event(), asyncio.Event()
+
+    @app.task(name="hold")
+    async def hold() -> str:
+        inside.set()
+        await goes_on.wait()
+        return "once"
+
+    async with app, app.worker():
+        held = await hold.enqueue()
+        await passed(inside)
+        claim, unknown = app.store.claim, app.store.unknown_claims
+        looked = asyncio.Event()
+        cuts = [1]
+
+        async def cut(conn: AsyncConnection[Any], **options: Any) -> Any:
+            if cuts:
+                cuts.pop()
+                sever(conn)
+            return await claim(conn, **options)
+
+        async def look(conn: AsyncConnection[Any], **options: Any) -> Any:
+            found = await unknown(conn, **options)
+            looked.set()
+            return found
+
+        monkeypatch.setattr(app.store, "claim", cut)
+        monkeypatch.setattr(app.store, "unknown_claims", look)
+        await passed(looked)
+        await (await app.get("add").enqueue(1)).result(30)
+        goes_on.set()
+        assert await held.result(30) == "once"
+    assert await boss.rows("SELECT DISTINCT attempt, spared FROM aioqueue.outcome") == [(1, 0)]
+
+
+# -- connections -----------------------------------------------------------------------------------------------------------
+
+
+async def test_while_jobs_wait_for_connections_no_more_are_claimed_than_are_free(
+    make_app: MakeApp, seen: Seen, boss: Session
+) -> None:
+    app = make_app(pool=PoolSettings(size=4), limits=LimitSettings(transaction_wait=60))
+    goes_on = asyncio.Event()
+
+    @app.task(name="own")
+    async def own(tx: JobTransaction) -> None:
+        await goes_on.wait()
+
+    async with app, app.worker(concurrency=100):
+        await own.enqueue_many([()] * 6)
+        await seen.wait(JobClaimed, 6)
+        # Four of them wait for a connection now, and none is free.
+        while app.database.waiting < 4:
+            await asyncio.sleep(0)
+        more = await own.enqueue_many([()] * 20)
+        assert app.database.free_for_jobs == 0
+        before = await boss.value("SELECT clock_timestamp()")
+        while await boss.value("SELECT clock_timestamp() < %s::timestamptz + interval '0.3 s'", before):
+            assert len(seen.all(JobClaimed)) == 6
+        goes_on.set()
+        for job in more:
+            await job.result(60)
+    assert await boss.rows("SELECT DISTINCT attempt, spared FROM aioqueue.outcome") == [(1, 0)]

