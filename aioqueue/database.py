@@ -32,8 +32,10 @@ CANCEL_SECONDS = 1.0
 """Seconds that a cancelled call waits for the server to end its statement."""
 
 # What RESET ALL returns to. row_security off: a policy on our own tables is an error, not an empty queue. The keepalives and
-# the check of the client let a vanished host's locks go in 11-20 s; PostgreSQL's own defaults take two hours.
+# the check of the client let a vanished host's locks go in 11-20 s; PostgreSQL's own defaults take two hours. READ COMMITTED,
+# whatever the role's or the database's default: a claim looks anew where another was first, and a tick's snapshot is its last.
 SESSION = {
+    "default_transaction_isolation": "read\\ committed",
     "statement_timeout": "5s",
     "lock_timeout": "2s",
     "row_security": "off",
@@ -199,7 +201,7 @@ class Database:
         """Close the pool; connections in use are closed when they come back."""
         pool, self._pool = self._pool, None
         if pool is not None:
-            await pool.close(timeout=2.0)
+            await pool.close(timeout=1.0)
             POOL_LOGGER.removeFilter(self._connector.filter)
 
     def _opened(self) -> AsyncConnectionPool[PoolConnection]:

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import psycopg
 import pytest
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 
 from aioqueue.database import (
@@ -24,6 +24,7 @@ from aioqueue.database import (
 )
 from aioqueue.errors import ConfigurationError
 from aioqueue.settings import PoolSettings
+from tests.postgres import Database as ServerDatabase
 
 pytestmark = pytest.mark.anyio
 
@@ -83,6 +84,22 @@ async def test_every_connection_has_the_runtimes_values(pool: Database) -> None:
                 assert connection.autocommit
     finally:
         await listener.close()
+
+
+async def test_connections_read_what_is_committed_whatever_the_default_of_the_database(
+    database: ServerDatabase, worker_dsn: str
+) -> None:
+    name = sql.Identifier(database.name)
+    async with await AsyncConnection.connect(database.dsn("superuser"), autocommit=True) as boss:
+        await boss.execute(sql.SQL("ALTER DATABASE {} SET default_transaction_isolation = 'repeatable read'").format(name))
+        try:
+            async with opened(worker_dsn, PoolSettings()) as opened_database, opened_database.runtime() as conn:
+                for _ in range(2):
+                    cursor = await conn.execute("SELECT current_setting('transaction_isolation')")
+                    assert await cursor.fetchone() == ("read committed",)
+                    await conn.execute("RESET ALL")
+        finally:
+            await boss.execute(sql.SQL("ALTER DATABASE {} RESET default_transaction_isolation").format(name))
 
 
 def test_what_the_dsn_says_wins() -> None:
