@@ -255,16 +255,16 @@ class Claimer:
             self.found_nothing.set()
         return jobs
 
-    async def settle(self) -> None:
-        """Once the loop is cancelled: hand back what a claim without an answer may have taken."""
+    async def settle(self, seconds: float) -> None:
+        """Once the loop is cancelled: hand back what a claim without an answer may have taken, within so many seconds."""
         if self._unanswered is not None:
-            await self._hand_back_unknown()
+            await self._hand_back_unknown(seconds)
 
-    async def _hand_back_unknown(self) -> None:
+    async def _hand_back_unknown(self, seconds: float | None = None) -> None:
         """Hand back what a claim without an answer took; looked for until the server cannot commit it any more."""
         last_look = self._unanswered is not None and time.monotonic() > self._unanswered
         try:
-            async with self._database.runtime() as conn:
+            async with self._database.runtime(seconds) as conn:
                 jobs = await self._store.unknown_claims(conn, worker=self._lease.worker, known=self._slots.known())
         except psycopg.Error:
             return

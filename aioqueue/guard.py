@@ -134,7 +134,7 @@ class Guard:
     async def stop(self) -> None:
         """Stop the thread and close its connection."""
         self._stop.set()
-        await asyncio.to_thread(self._thread.join, 2.0)
+        await asyncio.to_thread(self._thread.join, 1.0)  # it may stand in a call to a server that hangs
 
     def _run(self) -> None:
         while not self._stop.wait(self._pause):

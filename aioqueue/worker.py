@@ -44,8 +44,8 @@ STANDSTILL = 5.0
 """Seconds beyond the poll interval after which a claim loop that has not turned counts as stuck."""
 LAST_WRITES = 5.0
 """Seconds a stopping worker waits for commits and outcomes that the database does not take."""
-LAST_WORD = 2.0
-"""Seconds that its resignation may take."""
+LAST_WORD = 1.0
+"""Seconds that its other last statements may take, each."""
 RECORDERS = 2
 """Writes of outcomes in flight at once."""
 
@@ -321,7 +321,7 @@ class Worker:
         """Stop claiming, let the jobs end, end those that do not, write what became of them; whether all was written."""
         claims.cancel()
         await asyncio.wait([claims])
-        await self._claimer.settle()
+        await self._claimer.settle(LAST_WORD)
         self._observers.emit(WorkerStopping(self.heartbeat.worker, self.running, self._grace))
         await self._wait_empty(self._grace, unless=self._hurry)
         if self._slots.busy:
