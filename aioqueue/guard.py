@@ -32,7 +32,7 @@ from .store import Store
 logger = logging.getLogger("aioqueue")
 
 BLOCKED_AFTER = 1.0
-"""Seconds without a turn after which the loop counts as blocked."""
+"""Seconds (at most a beat) without a turn after which the loop counts as blocked."""
 LONGEST_PAUSE = 5.0
 """Seconds between attempts to connect; doubling, jittered, never more than a beat."""
 CALL_SECONDS = 5.0
@@ -111,6 +111,8 @@ class Guard:
         self._loop_thread = 0
         self._asked: float | None = None
         self._pause = min(0.25, lease.beat_seconds / 4)
+        # Two beats and a look later the lease still has a quarter left, however short it is.
+        self._blocked_after = min(BLOCKED_AFTER, lease.beat_seconds)
         self._failures = 0
         self._connect_at = 0.0
         self._beat_at = 0.0
@@ -158,7 +160,7 @@ class Guard:
 
     def _look(self) -> None:
         """One look: keep the connection, and see to a blocked loop."""
-        if self.lag < BLOCKED_AFTER:
+        if self.lag < self._blocked_after:
             if self._reported is not None:
                 since, where = self._reported
                 self._reported = None

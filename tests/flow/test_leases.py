@@ -58,12 +58,16 @@ async def test_a_worker_that_was_frozen_past_its_lease_changes_nothing_and_goes_
     assert ends == [(2,)], "the first run was cancelled"
 
 
-async def test_a_loop_that_is_blocked_for_two_leases_keeps_its_jobs(flow: Flow) -> None:
-    await flow.start("-c", "2")
-    jobs = await flow.enqueue("block", payload='{"seconds": 3}')
+async def test_a_loop_that_is_blocked_for_several_leases_keeps_its_jobs(flow: Flow) -> None:
+    # One that looks for the dead, and has no room for more.
+    await flow.start("-c", "1", lease=1)
+    jobs = await flow.enqueue("hold")
     await flow.until_started(1)
+    blocked = await flow.start("-c", "2", lease=1)
     jobs += await flow.enqueue("hold")
-    await flow.start("-c", "10")
+    await flow.until_started(2)
+    jobs += await flow.enqueue("block", payload='{"seconds": 4}')
+    await flow.until("EXISTS (SELECT FROM flow.note WHERE job_id = %s AND what = 'end')", jobs[-1], alive=blocked)
     await flow.open_gate()
     await flow.until_ended(jobs)
     assert await flow.outcomes() == dict.fromkeys(jobs, ("succeeded", 1))
