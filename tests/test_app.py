@@ -291,7 +291,7 @@ async def test_a_job_enqueued_in_sql_by_a_client_is_found(app: AioQueue, client_
 async def test_an_id_that_is_none_is_refused_at_once(app: AioQueue) -> None:
     for wrong in ("", "x", 7, None):
         with pytest.raises(InvalidOption, match="job_id"):
-            app.job(wrong)  # type: ignore[arg-type]
+            app.job(wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(JobNotFound):
         await app.job(new_job_id()).status()
     with pytest.raises(JobNotFound):
@@ -530,13 +530,14 @@ async def test_a_cancelled_host_still_records_outcomes(make_app: MakeApp, boss: 
         with pytest.raises(asyncio.CancelledError):
             await task
     elif how == "anyio scope":
-        with anyio.CancelScope() as scope:
+        scope = anyio.CancelScope()
 
-            async def cancel() -> None:
-                await passed(inside)
-                scope.cancel()
+        async def cancel() -> None:
+            await passed(inside)
+            scope.cancel()
 
-            cancelling = asyncio.create_task(cancel())
+        cancelling = asyncio.create_task(cancel())
+        with scope:
             await host()
         await cancelling
     else:

@@ -210,7 +210,8 @@ async def test_a_claim_whose_answer_is_lost_is_handed_back_spared_and_run(
     assert len(lost) == 10
     assert await boss.rows("SELECT DISTINCT attempt, spared FROM aioqueue.outcome") == [(2, 1)]
     assert await boss.rows("SELECT DISTINCT reason FROM aioqueue.attempt") == [("interrupted",)]
-    assert seen.all(DatabaseLost, loop="claimer") and seen.all(DatabaseRecovered, loop="claimer")
+    assert seen.all(DatabaseLost, loop="claimer")
+    assert seen.all(DatabaseRecovered, loop="claimer")
 
 
 async def test_a_job_that_runs_is_not_taken_for_one_of_a_lost_claim(
@@ -270,7 +271,7 @@ async def test_while_jobs_wait_for_connections_no_more_are_claimed_than_are_free
         await seen.wait(JobClaimed, 6)
         # Four of them wait for a connection now, and none is free.
         while app.database.waiting < 4:
-            await asyncio.sleep(0)
+            await boss.value("SELECT 1")
         more = await own.enqueue_many([()] * 20)
         assert app.database.free_for_jobs == 0
         before = await boss.value("SELECT clock_timestamp()")

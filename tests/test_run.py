@@ -285,7 +285,7 @@ async def test_a_result_that_cannot_be_stored_is_dead_with_the_reason(at: Bench,
 
 async def test_a_result_of_the_wrong_type_is_dead(at: Bench) -> None:
     async def work() -> int:
-        return "seven"  # type: ignore[return-value]
+        return "seven"  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
 
     at.tasks.task(name="work")(work)
     failed(await at.run("work"), Reason.INVALID_RESULT)
@@ -495,7 +495,7 @@ async def test_an_abandoned_run_and_a_new_one_of_the_same_job_are_kept_apart(at:
 async def test_a_def_task_runs_in_a_thread_and_sees_its_job(at: Bench) -> None:
     def work(ctx: JobContext) -> list[str]:
         running = current_job.get()
-        assert running is ctx
+        assert running is ctx and running is not None
         return [threading.current_thread().name, str(running.job_id)]
 
     at.tasks.task(name="work")(work)

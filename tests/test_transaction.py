@@ -277,6 +277,7 @@ WELL_BEHAVED: dict[str, Misbehave] = {
     "LISTEN": statement("LISTEN left_behind"),
     "advisory locks": statement("SELECT pg_advisory_lock(1), pg_advisory_lock_shared(2)"),
     "a cursor with hold": leave_cursor,
+    "PREPARE": statement("PREPARE left_behind AS SELECT body FROM shop.note"),
     "factories, adapters, handlers": set_factories,
     "DEALLOCATE ALL": deallocate,
     "a role, taken back": statement("SET ROLE aioqueue_worker", "RESET ROLE"),
@@ -299,6 +300,8 @@ async def test_nothing_of_a_job_that_succeeds_is_left_for_the_next(at: Bench, sh
     assert await notes(shop) == [("before", "before")]
     await assert_clean(at, found)
     assert found["pid"] == pid, "the connection is kept"
+    # The same again finds nothing in its way.
+    assert await at.run("work", tenant="other") is None, at.outcomes
 
 
 FAILING: dict[str, Misbehave] = {
@@ -462,6 +465,35 @@ async def test_a_time_out_rolls_back_and_keeps_the_connection(at: Bench, shop: S
         await assert_clean(at, found)
         assert found["pid"] == pid
     assert await notes(shop) == []
+
+
+async def test_a_lock_that_is_waited_for_beyond_the_time_limit_is_a_time_out(at: Bench, shop: Session, owner_dsn: str) -> None:
+    async def work(tx: JobTransaction) -> None:
+        await tx.execute("LOCK TABLE shop.parent")
+
+    at.tasks.task(name="work", timeout=0.3)(work)
+    async with session(owner_dsn, at.store.schema) as other, other.conn.transaction():
+        await other.rows("LOCK TABLE shop.parent")
+        outcome = await at.run("work")
+    assert isinstance(outcome, Failed) and outcome.reason is Reason.TIME_LIMIT, outcome
+
+
+async def test_a_time_out_in_a_short_transaction_rolls_back_and_keeps_the_connection(at: Bench, shop: Session) -> None:
+    found = add_probe(at)
+
+    async def work(ctx: JobContext) -> None:
+        async with ctx.transaction() as tx:
+            await write(tx, "before")
+            await tx.execute("SELECT pg_sleep(1000)")
+
+    at.tasks.task(name="work", timeout=0.3)(work)
+    await assert_clean(at, found)
+    pid = found["pid"]
+    outcome = await at.run("work", tenant="before")
+    assert isinstance(outcome, Failed) and outcome.reason is Reason.TIME_LIMIT, outcome
+    assert await notes(shop) == []
+    await assert_clean(at, found)
+    assert found["pid"] == pid
 
 
 async def test_300_jobs_that_succeed_fail_or_are_cancelled_use_one_connection(at: Bench, shop: Session) -> None:

@@ -2,12 +2,17 @@
 -- Runs with the caller's own rights and settings. RESET ALL returns to what the connection was opened with.
 CREATE OR REPLACE FUNCTION aioqueue.scrub() RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
+DECLARE prepared text;
 BEGIN
     SET SESSION AUTHORIZATION DEFAULT;
     RESET ALL;
     UNLISTEN *;
     PERFORM pg_catalog.pg_advisory_unlock_all();
     EXECUTE 'CLOSE ALL';  -- plpgsql has a CLOSE of its own
+    -- Those of the driver stay: DISCARD ALL would break them.
+    FOR prepared IN SELECT p.name FROM pg_catalog.pg_prepared_statements p WHERE p.from_sql LOOP
+        EXECUTE pg_catalog.format('DEALLOCATE %I', prepared);
+    END LOOP;
     DISCARD TEMP;
     DISCARD SEQUENCES;
 END $$;
