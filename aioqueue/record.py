@@ -87,13 +87,21 @@ class Recorder:
     """The outcomes of one worker that are still to be written."""
 
     def __init__(
-        self, database: Database, store: Store, observers: Observers, *, capacity: int, recorded: Callable[[], None]
+        self,
+        database: Database,
+        store: Store,
+        observers: Observers,
+        *,
+        capacity: int,
+        recorded: Callable[[], None],
+        ready: Callable[[], None] | None = None,
     ) -> None:
         self._database = database
         self._store = store
         self._observers = observers
         self._capacity = capacity
         self._recorded = recorded
+        self._ready = ready
         self._queue: deque[Pending] = deque()
         self._in_flight = 0
         self._held: set[UUID] = set()
@@ -216,6 +224,8 @@ class Recorder:
                 # After a lost answer, no row may also mean: written the first time. A success was looked up.
                 self._lost(job)
         self._recorded()
+        if self._ready is not None and "ready" in states.values():
+            self._ready()  # handed back: nobody else says that there is work
 
     async def _read_back(self, conn: AsyncConnection[Any], batch: list[Pending]) -> dict[UUID, str]:
         """Look up which successes of a repeated batch were written the first time."""

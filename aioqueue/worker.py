@@ -159,6 +159,7 @@ class Worker:
             observers,
             capacity=max(1000, 4 * worker.concurrency),
             recorded=lambda: wake_ups.hint("done"),
+            ready=self._ready,
         )
         runner = self._runner = slots.runner = Runner(
             tasks=tasks,
