@@ -301,7 +301,7 @@ async def test_nothing_of_a_job_that_succeeds_is_left_for_the_next(at: Bench, sh
     await assert_clean(at, found)
     assert found["pid"] == pid, "the connection is kept"
     # The same again finds nothing in its way.
-    assert await at.run("work", tenant="other") is None, at.outcomes
+    assert await at.run("work", tenant="before") is None, at.outcomes
 
 
 FAILING: dict[str, Misbehave] = {
