@@ -32,10 +32,8 @@ CANCEL_SECONDS = 1.0
 """Seconds that a cancelled call waits for the server to end its statement."""
 
 # What RESET ALL returns to. row_security off: a policy on our own tables is an error, not an empty queue. The keepalives and
-# the check of the client let a vanished host's locks go in 11-20 s; PostgreSQL's own defaults take two hours. READ COMMITTED,
-# whatever the role's or the database's default: a claim looks anew where another was first, and a tick's snapshot is its last.
+# the check of the client let a vanished host's locks go in 11-20 s; PostgreSQL's own defaults take two hours.
 SESSION = {
-    "default_transaction_isolation": "read\\ committed",
     "statement_timeout": "5s",
     "lock_timeout": "2s",
     "row_security": "off",
@@ -45,6 +43,8 @@ SESSION = {
     "tcp_user_timeout": "15000",
     "client_connection_check_interval": "5s",
 }
+# Whatever the role, the database or the DSN says: a claim looks anew where another was first, and a tick's snapshot is its last.
+ISOLATION = "-c default_transaction_isolation=read\\ committed"
 CLIENT = {
     "connect_timeout": "5",
     "keepalives_idle": "10",
@@ -56,14 +56,14 @@ CLIENT = {
 
 
 def connection_string(dsn: str) -> str:
-    """Add the runtime's values to a DSN; what the DSN says itself wins. Raises ConfigurationError for one that libpq refuses."""
+    """Add the runtime's values to a DSN; what the DSN says itself wins, the isolation level apart. Raises ConfigurationError for one that libpq refuses."""
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(f"the DSN is not one that PostgreSQL understands: {error}") from None
-    options = " ".join(f"-c {name}={value}" for name, value in SESSION.items())
+    options = [f"-c {name}={value}" for name, value in SESSION.items()]
     own = given.pop("options", None)
-    return make_conninfo("", **{**CLIENT, **given, "options": f"{options} {own}" if own else options})
+    return make_conninfo("", **{**CLIENT, **given, "options": " ".join([*options, *([own] if own else []), ISOLATION])})
 
 
 def sever(conn: AsyncConnection[Any] | Connection[Any]) -> None:

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import psycopg
 import pytest
 from psycopg import AsyncConnection, sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aioqueue.database import (
     CLIENT,
@@ -86,14 +86,15 @@ async def test_every_connection_has_the_runtimes_values(pool: Database) -> None:
         await listener.close()
 
 
-async def test_connections_read_what_is_committed_whatever_the_default_of_the_database(
+async def test_connections_read_what_is_committed_whatever_the_database_or_the_dsn_says(
     database: ServerDatabase, worker_dsn: str
 ) -> None:
     name = sql.Identifier(database.name)
     async with await AsyncConnection.connect(database.dsn("superuser"), autocommit=True) as boss:
+        dsn = make_conninfo(worker_dsn, options="-c default_transaction_isolation=serializable")
         await boss.execute(sql.SQL("ALTER DATABASE {} SET default_transaction_isolation = 'repeatable read'").format(name))
         try:
-            async with opened(worker_dsn, PoolSettings()) as opened_database, opened_database.runtime() as conn:
+            async with opened(dsn, PoolSettings()) as opened_database, opened_database.runtime() as conn:
                 for _ in range(2):
                     cursor = await conn.execute("SELECT current_setting('transaction_isolation')")
                     assert await cursor.fetchone() == ("read committed",)
