@@ -372,7 +372,7 @@ class AioQueue(TaskRegistry):
         database = self._open_database("enqueue")
         # Every connection may have died in the pool; a server that hangs is not waited for without end.
         tries = max(ENQUEUE_TRIES, self.settings.pool.size + 1)
-        give_up = time.monotonic() + self.settings.pool.deadline
+        give_up: float | None = None
         for attempt in range(1, tries + 1):
             try:
                 async with database.runtime() as conn:
@@ -380,8 +380,9 @@ class AioQueue(TaskRegistry):
                 break
             except psycopg.Error as error:
                 # Written or not, the same ids again make it exactly one job each.
-                if attempt == tries or not connection_lost(error) or time.monotonic() > give_up:
+                if attempt == tries or not connection_lost(error) or (give_up is not None and time.monotonic() > give_up):
                     raise
+                give_up = give_up or time.monotonic() + self.settings.pool.deadline
                 await asyncio.sleep(random.uniform(0, ENQUEUE_PAUSE * attempt))
         self._notifier.hint("ready")
 

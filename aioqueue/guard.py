@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from .clock import clock
 from .database import sever
@@ -113,6 +114,9 @@ class Guard:
         self._pause = min(0.25, lease.beat_seconds / 4)
         # Two beats and a look later the lease still has a quarter left, however short it is.
         self._blocked_after = min(BLOCKED_AFTER, lease.beat_seconds)
+        # libpq knows no less than two seconds; a lease of the default length has time for more.
+        given = int(conninfo_to_dict(conninfo).get("connect_timeout") or 5)
+        self._connect_timeout = max(2, min(given, int(lease.beat_seconds)))
         self._failures = 0
         self._connect_at = 0.0
         self._beat_at = 0.0
@@ -202,7 +206,7 @@ class Guard:
             if time.monotonic() < self._connect_at:
                 return None
             try:
-                self._conn = psycopg.connect(self._conninfo, autocommit=True)
+                self._conn = psycopg.connect(self._conninfo, autocommit=True, connect_timeout=self._connect_timeout)
             except psycopg.Error:
                 pause = min(self._pause * 2**self._failures, self._lease.beat_seconds, LONGEST_PAUSE)
                 self._failures = min(self._failures + 1, 10)

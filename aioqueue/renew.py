@@ -22,6 +22,9 @@ from .events import DatabaseLost, DatabaseRecovered, LeaseLost, Observers
 from .settings import LeaseSettings
 from .store import Store
 
+WATCH = 1.0
+"""Seconds between looks at the clock at most."""
+
 
 class Heartbeat:
     """The lease of one worker, under one identity after the other."""
@@ -162,13 +165,16 @@ class Heartbeat:
     def _watch_deadline(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, self._deadline - clock()), self._overdue)
+        # Not in one go: the loop's timers stand still while the machine sleeps, the lease does not.
+        wait = min(WATCH, max(0.0, self._deadline - clock()))
+        self._timer = asyncio.get_running_loop().call_later(wait, self._overdue)
 
     def _overdue(self) -> None:
-        if clock() < self._deadline:  # the guard has renewed it
+        if clock() < self._deadline:
             self._watch_deadline()
         else:
             self._doubt("the lease could not be renewed in time")
+            self._again.set()
 
     def _end(self) -> None:
         if not self.proven:

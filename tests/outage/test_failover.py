@@ -135,7 +135,7 @@ async def test_a_server_that_can_only_read_is_an_outage_and_not_a_busy_loop(outa
     await scene.check(jobs)
 
 
-async def test_sessions_of_a_demoted_server_are_left_for_the_server_that_can_write(outage: OutageServer, primary: OutageServer) -> None:
+async def test_sessions_of_a_demoted_server_are_left_for_one_that_can_write(outage: OutageServer, primary: OutageServer) -> None:
     """The old one still answers, and can only read; the list of hosts finds the new one."""
     scene = make_scene(
         primary,

@@ -5,8 +5,10 @@ import time
 
 import pytest
 
-from aioqueue import AioQueue, JobContext
-from aioqueue.events import JobClaimed, LeaseLost, WorkerStarted
+from aioqueue import AioQueue, JobContext, renew
+from aioqueue.clock import clock
+from aioqueue.events import JobClaimed, JobRecorded, LeaseLost, LoopBlocked, WorkerStarted
+from tests.outage.proxy import Proxy
 from tests.outage.scene import LEASE, make_scene
 from tests.outage.server import OutageServer
 
@@ -104,3 +106,48 @@ async def test_a_blocked_loop_and_a_server_that_hangs_at_once_end_in_no_error(ou
         await scene.until_ended(2)
     assert len(scene.seen.all(WorkerStarted)) == 1
     await scene.check([job.id, other.id])
+
+
+@pytest.mark.parametrize("trouble", ["ended", "half-open"])
+async def test_a_blocked_loop_keeps_its_lease_though_the_guard_loses_its_connection(
+    outage: OutageServer, proxy: Proxy, trouble: str
+) -> None:
+    scene = make_scene(outage, outage.tcp(port=proxy.port), lease=6.0)
+
+    @scene.app.task
+    async def block(ctx: JobContext) -> None:
+        scene.starts.append((ctx.job_id, ctx.attempt))
+        if trouble == "ended":
+            proxy.cut()
+        else:
+            proxy.mode = "swallow"
+            time.sleep(2.0)  # noqa: ASYNC251 - that is the point
+            proxy.mode = "pass"
+        time.sleep(1.2 * 6.0)  # noqa: ASYNC251 - as above
+
+    async with scene.working():
+        job = await block.enqueue()
+        other = await scene.hold.enqueue()
+        await scene.seen.wait(LoopBlocked, over=True)
+        scene.gate.set()
+        await scene.until_ended(2)
+        assert not scene.seen.all(LeaseLost)
+    assert sorted(scene.starts) == sorted([(job.id, 1), (other.id, 1)])
+    await scene.check([job.id, other.id])
+
+
+async def test_a_machine_that_slept_longer_than_the_lease_ends_its_jobs_at_once_and_proves_its_lease(
+    outage: OutageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = make_scene(outage, lease=60.0)
+    async with scene.working():
+        job = await scene.hold.enqueue()
+        await scene.until(lambda: len(scene.starts) == 1)
+        slept = 61.0
+        monkeypatch.setattr(renew, "clock", lambda: clock() + slept)
+        await scene.seen.wait(LeaseLost)
+        scene.gate.set()
+        # The next beat by the timetable is twenty seconds away.
+        async with asyncio.timeout(10):
+            await scene.seen.wait(JobRecorded, state="succeeded")
+    await scene.check([job.id])

@@ -96,7 +96,7 @@ async def test_an_outcome_is_recorded_by_the_one_run_where_the_network_was_away_
     await scene.check(jobs)
 
 
-async def test_the_late_outcome_of_a_job_that_another_worker_has_taken_over_is_refused(outage: OutageServer, proxy: Proxy) -> None:
+async def test_the_late_outcome_of_a_job_that_another_worker_has_is_refused(outage: OutageServer, proxy: Proxy) -> None:
     lost = make_scene(outage, outage.tcp(port=proxy.port, connect_timeout="2"))
     other = make_scene(outage)
     other.gate.set()
