@@ -450,6 +450,11 @@ class RunningWorker:
         """Jobs that ignored their cancellation and were given up on; then the worker claims nothing more."""
         return 0 if self._worker is None else self._worker.abandoned
 
+    @property
+    def unwritten(self) -> int:
+        """Outcomes that the database did not take before the worker had to stop; others run these jobs again."""
+        return 0 if self._worker is None else self._worker.unwritten
+
     def stop(self, *, hurry: bool = False) -> None:
         """Ask it to stop; see `Worker.stop`. Idempotent."""
         if self._worker is not None:

@@ -116,7 +116,8 @@ class PoolConnection(AsyncConnection[TupleRow]):
     async def _try_cancel(self, *, timeout: float = CANCEL_SECONDS) -> None:
         # psycopg calls it when a wait is cancelled, and then waits for the statement's end.
         self._severing = asyncio.get_running_loop().call_later(CANCEL_SECONDS, sever, self)
-        await super()._try_cancel(timeout=min(timeout, CANCEL_SECONDS))
+        with contextlib.suppress(psycopg.Error, OSError):
+            await self.cancel_safe(timeout=min(timeout, CANCEL_SECONDS))
 
 
 class _Connector:
@@ -145,7 +146,7 @@ class _Connector:
         """Let the pool log the first refusal of an outage and nothing of its further attempts."""
         given = record.args if isinstance(record.args, tuple) else ()
         if record.levelno != logging.WARNING or not any(
-            isinstance(value, self.connection_class) or value == POOL for value in given
+            isinstance(value, self.connection_class) or value == POOL or str(value).startswith(f"{POOL}-") for value in given
         ):
             return True
         first = any(isinstance(value, psycopg.Error) for value in given) and not self._said
@@ -202,7 +203,8 @@ class Database:
         pool, self._pool = self._pool, None
         if pool is not None:
             await pool.close(timeout=1.0)
-            POOL_LOGGER.removeFilter(self._connector.filter)
+            if self._connector.refusal is None:
+                POOL_LOGGER.removeFilter(self._connector.filter)  # otherwise a last attempt may still be under way
 
     def _opened(self) -> AsyncConnectionPool[PoolConnection]:
         if self._pool is None:

@@ -140,6 +140,8 @@ class Worker:
         self._standalone = standalone
         self.abandoned = 0
         """Jobs that ignored their cancellation; a standalone worker stops then, an embedded one claims nothing more."""
+        self.unwritten = 0
+        """Outcomes that the database did not take before the worker had to stop; others run these jobs again."""
         self._give_up = asyncio.Event()
         queues = parse_queues(worker.queues)
         if not queues:
@@ -335,6 +337,7 @@ class Worker:
             async with asyncio.timeout(LAST_WRITES):
                 await self._recorder.wait_idle()
         except TimeoutError:
+            self.unwritten = self._recorder.pending
             return False
         return True
 

@@ -67,7 +67,7 @@ def worker(
 
     Signals (SIGTERM, SIGINT): the first drains for the grace period, the second cancels what runs and hands it back
     without holding it against the jobs, the third exits at once with code 1. Exit code 0 after a clean stop, 1 when the
-    database cannot be reached at the start or a job cannot be stopped, 3 when the schema does not fit.
+    database cannot be reached at the start, takes no outcomes at the end, or a job cannot be stopped, 3 when the schema does not fit.
     """
     common = ctx.ensure_object(Common)
     if common.app is None:
@@ -132,7 +132,9 @@ async def _serve(app: AioQueue, dsn: str | None, wanted: Wanted, stops: Stops) -
                     port = await stack.enter_async_context(HealthServer(running.problems).listen(wanted.health))
                     logger.info("health probes are answered on http://127.0.0.1:%d/livez and /readyz", port)
                 await running.run()
-            return FAILED if running.abandoned else 0
+            if running.unwritten:
+                logger.error("%d outcomes could not be written: others run these jobs when the lease ends", running.unwritten)
+            return FAILED if running.abandoned or running.unwritten else 0
     except asyncio.CancelledError:
         if stops.asked and stops.worker is None:
             return 0

@@ -1,7 +1,10 @@
 """A server that hangs: it keeps its connections and answers nothing."""
 
 import asyncio
+import os
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,8 @@ from tests.outage.scene import LEASE, make_scene
 from tests.outage.server import OutageServer
 
 pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[2]
 
 
 async def test_jobs_are_cancelled_before_the_lease_ends_and_run_again_when_the_server_goes_on(outage: OutageServer) -> None:
@@ -151,3 +156,37 @@ async def test_a_machine_that_slept_longer_than_the_lease_ends_its_jobs_at_once_
         async with asyncio.timeout(10):
             await scene.seen.wait(JobRecorded, state="succeeded")
     await scene.check([job.id])
+
+
+async def test_a_signalled_worker_process_ends_in_time_while_its_server_hangs(outage: OutageServer, tmp_path: Path) -> None:
+    (tmp_path / "told.py").write_text(
+        "import asyncio\nfrom aioqueue import AioQueue\napp = AioQueue()\n"
+        "@app.task(name='wait')\nasync def wait() -> None:\n    print('started', flush=True)\n    await asyncio.sleep(600)\n"
+    )
+    command = [sys.executable, "-m", "aioqueue", "worker", "-A", "told:app", "--dsn", outage.tcp(), "--grace", "0.5"]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "AIOQUEUE_SCHEMA": outage.schema},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        scene = make_scene(outage)
+        await scene.until("count(*) = 1 FROM aioqueue.task WHERE name = 'wait'")
+        async with scene.app:
+            await scene.app.enqueue_by_name("wait")
+        assert process.stdout is not None
+        async with asyncio.timeout(20):
+            assert await process.stdout.readline() == b"started\n"
+        outage.hold_still()
+        await asyncio.sleep(1.5)
+        process.terminate()
+        async with asyncio.timeout(0.5 + 15.0):
+            _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 1
+    assert b"Traceback" not in said
+    assert len(said.splitlines()) < 15
