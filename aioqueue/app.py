@@ -276,8 +276,11 @@ class AioQueue(TaskRegistry):
         if name in self.tasks:
             return (await self.get(name).options(**options, on=on).enqueue_many([{} if payload is None else payload]))[0]
         checked = Options.of(**options)
-        async with self._open_database(f"enqueue_by_name({name!r})").runtime() as conn:
-            known = await self._store.known_tasks(conn)
+        if isinstance(on, AsyncConnection):
+            known = await self._store.known_tasks(on)
+        else:
+            async with self._open_database(f"enqueue_by_name({name!r})").runtime() as conn:
+                known = await self._store.known_tasks(conn)
         if name not in known:
             raise UnknownTask(name, [*known, *self.tasks])
         text = check_json({} if payload is None else payload, task=name, limit=self.payload_limit)

@@ -56,14 +56,18 @@ CLIENT = {
 
 
 def connection_string(dsn: str) -> str:
-    """Add the runtime's values to a DSN; what the DSN says itself wins, the isolation level apart. Raises ConfigurationError for one that libpq refuses."""
+    """Add the runtime's values to a DSN; what the DSN says itself wins, the isolation level apart.
+
+    Raises ConfigurationError for one that libpq refuses.
+    """
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(f"the DSN is not one that PostgreSQL understands: {error}") from None
     options = [f"-c {name}={value}" for name, value in SESSION.items()]
-    own = given.pop("options", None)
-    return make_conninfo("", **{**CLIENT, **given, "options": " ".join([*options, *([own] if own else []), ISOLATION])})
+    if "options" in given:
+        options.append(str(given.pop("options")))
+    return make_conninfo("", **{**CLIENT, **given, "options": " ".join([*options, ISOLATION])})
 
 
 def sever(conn: AsyncConnection[Any] | Connection[Any]) -> None:

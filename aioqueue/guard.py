@@ -28,7 +28,7 @@ from .events import JobLost, JobRecorded, LoopBlocked, Observers
 from .job import Claimed
 from .outcome import ErrorText, Failed, Reason
 from .settings import LeaseSettings, LimitSettings
-from .store import Store
+from .store import LOCKED, Store
 
 logger = logging.getLogger("aioqueue")
 
@@ -267,8 +267,11 @@ class Guard:
             run.put = False
             raise
         job = run.job
-        if rows:
-            self._emit(JobRecorded(job.job_id, job.task, job.tenant, job.attempt, rows[0][1], 0.0, message))
+        if rows and rows[0][1] == LOCKED:
+            run.put = False  # somebody holds its row: at the next look once more
+        elif rows:
+            seconds = time.monotonic() - job.claimed_at
+            self._emit(JobRecorded(job.job_id, job.task, job.tenant, job.attempt, rows[0][1], seconds, message))
         else:
             self._emit(JobLost(job.job_id, job.task, job.attempt))
 

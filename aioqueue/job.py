@@ -9,7 +9,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -95,6 +95,8 @@ class Claimed:
     max_attempts: int
     payload: str
     created_at: datetime
+    claimed_at: float = field(default_factory=time.monotonic)
+    """When this process had it, by time.monotonic()."""
 
     @property
     def fence(self) -> tuple[int, int, int, UUID, int]:

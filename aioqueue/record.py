@@ -13,7 +13,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -24,12 +24,10 @@ from .database import Database, connection_lost
 from .events import DatabaseLost, DatabaseRecovered, JobLost, JobRecorded, Observers
 from .job import Claimed
 from .outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Released, Snoozed, Succeeded
-from .store import Store
+from .store import LOCKED, REFUSED, Store
 
 BATCH = 200
 """Jobs of one write at most."""
-LOCKED = "locked"
-"""What sql/functions/record.sql says of a job whose row somebody else holds."""
 LOCKED_PAUSE = 0.1
 """Seconds until such a job is tried again."""
 BATCH_CHARACTERS = 4_000_000
@@ -45,7 +43,6 @@ class Pending:
     name: str
     minimal: bool = False
     succeeded: bool = False
-    since: float = field(default_factory=time.monotonic)
 
 
 def encode(job: Claimed, outcome: Outcome) -> Pending:
@@ -131,7 +128,8 @@ class Recorder:
 
     def settled(self, job: Claimed) -> None:
         """Take note of a success that its own commit recorded."""
-        self._observers.emit(JobRecorded(job.job_id, job.task, job.tenant, job.attempt, "succeeded", 0.0))
+        seconds = time.monotonic() - job.claimed_at
+        self._observers.emit(JobRecorded(job.job_id, job.task, job.tenant, job.attempt, "succeeded", seconds))
         self._recorded()
 
     async def wait_room(self) -> None:
@@ -196,7 +194,7 @@ class Recorder:
                         states = {**states, **await self._read_back(conn, [p for p in batch if p.job.job_id not in states])}
             except psycopg.Error as error:
                 state = error.sqlstate or ""
-                if state[:2] in ("22", "54") or isinstance(error, psycopg.DataError):
+                if state[:2] in REFUSED or isinstance(error, psycopg.DataError):
                     await self._write_apart(batch, error)
                     return
                 if lost_since is None:
@@ -218,7 +216,7 @@ class Recorder:
             elif recorded is not None:
                 failed = None if recorded == "succeeded" else pending.name
                 self._observers.emit(
-                    JobRecorded(job.job_id, job.task, job.tenant, job.attempt, recorded, now - pending.since, failed)
+                    JobRecorded(job.job_id, job.task, job.tenant, job.attempt, recorded, now - job.claimed_at, failed)
                 )
             elif not repeated or pending.succeeded:
                 # After a lost answer, no row may also mean: written the first time. A success was looked up.

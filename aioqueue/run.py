@@ -263,6 +263,8 @@ class Runner:
             return None
         except TransactionViolation as error:
             return self._failed(run, error, Reason.VIOLATION)
+        except InvalidResult as error:
+            return Failed(Reason.INVALID_RESULT, ErrorText.of(error, with_traceback=False), None)
         except psycopg.Error as error:
             return self._failed(run, error, Reason.ERROR)
         if run.put:

@@ -28,6 +28,12 @@ NOT_OWNED = "AQ002"
 VIOLATION = "AQ003"
 """SQLSTATE of a finish in a transaction that the task broke."""
 
+REFUSED = ("22", "54")
+"""Classes of SQLSTATE that refuse a statement for what is in it: data exceptions and program limits."""
+
+LOCKED = "locked"
+"""What `record` says of a job whose row somebody else holds: unchanged, to be sent again."""
+
 LOWEST_ID = UUID(int=0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -22,10 +22,10 @@ from psycopg.transaction import OutOfOrderTransactionNesting
 
 from .context import JobTransaction, current_job
 from .database import Database, NoFreeConnection, deadline
-from .errors import LeaseLost, TransactionViolation
+from .errors import InvalidResult, LeaseLost, TransactionViolation
 from .job import Claimed
 from .settings import Settings
-from .store import NOT_OWNED, VIOLATION, Store
+from .store import NOT_OWNED, REFUSED, VIOLATION, Store
 
 logger = logging.getLogger("aioqueue")
 
@@ -113,6 +113,8 @@ class OpenTransaction:
                     raise TransactionViolation(
                         "the task broke its transaction: the role it changed to (SET ROLE) may not end it"
                     ) from None
+                if (error.sqlstate or "")[:2] in REFUSED:
+                    raise InvalidResult(self._job.task, f"PostgreSQL refuses it: {error}") from None
                 raise
             self._ended = True
             self.face.detach()
@@ -223,6 +225,11 @@ class JobTransactions:
     @contextlib.asynccontextmanager
     async def short(self, job: Claimed, seconds: float) -> AsyncIterator[JobTransaction]:
         """A short transaction of a task that holds nothing; committed at the end of the block if the job is still ours."""
+        if isinstance(current_job.get(), JobTransaction):
+            raise TransactionViolation(
+                "a transaction of this job is open already, and a second one could wait for its connection for ever: use "
+                "a savepoint (async with tx.connection.transaction()), or end the first"
+            )
         async with self._begun(job, seconds, None) as opened:
             outer = current_job.set(opened.face)
             try:

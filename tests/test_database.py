@@ -13,6 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aioqueue.database import (
     CLIENT,
+    ISOLATION,
     RESERVED,
     SESSION,
     Database,
@@ -110,7 +111,7 @@ def test_what_the_dsn_says_wins() -> None:
         **{"user": "u", "password": "p@ss", "host": "h", "port": "5", "dbname": "d"},
         "connect_timeout": "9",
         "application_name": "mine",
-        "options": " ".join(f"-c {name}={value}" for name, value in SESSION.items()),
+        "options": " ".join([*(f"-c {name}={value}" for name, value in SESSION.items()), ISOLATION]),
     }
 
 
