@@ -8,7 +8,7 @@ from psycopg import AsyncConnection
 
 from aioqueue import listen
 from aioqueue.errors import ResultTimeout
-from aioqueue.events import DatabaseLost, JobClaimed, LeaseLost, ListenerConnected, WorkerStarted
+from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, LeaseLost, ListenerConnected, WorkerStarted
 from tests.outage.proxy import Proxy
 from tests.outage.scene import make_scene
 from tests.outage.server import OutageServer
@@ -146,6 +146,22 @@ async def test_a_success_whose_answer_was_lost_is_not_reported_as_lost(outage: O
         await scene.until(lambda: bool(scene.recoveries()["recorder"]))
     assert not scene.late()
     await scene.check([job.id])
+
+
+async def test_a_commit_whose_answer_was_lost_is_read_back_and_no_second_run(outage: OutageServer, proxy: Proxy) -> None:
+    scene = make_scene(outage, outage.tcp(port=proxy.port), lease=15.0)
+    async with scene.working():
+        async with await AsyncConnection.connect(outage.dsn("superuser", "outage")) as blocker:
+            await blocker.execute(f'LOCK TABLE "{outage.schema}".outcome IN SHARE MODE'.encode())
+            job = await scene.written.enqueue()
+            await scene.until("count(*) = 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%finish%%'")
+            proxy.mode = "swallow"
+        await scene.until_ended(1)
+        proxy.mode = "pass"
+        proxy.cut()
+        await scene.seen.wait(JobRecorded, state="succeeded", job_id=job.id)
+    await scene.check([job.id])
+    assert await scene.ask("SELECT job_id FROM effects.effect") == [(job.id,)]
 
 
 async def test_fifty_times_all_sessions_are_ended_and_all_come_back(outage: OutageServer) -> None:
