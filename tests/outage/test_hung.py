@@ -137,7 +137,9 @@ async def test_a_blocked_loop_keeps_its_lease_though_the_guard_loses_its_connect
         scene.gate.set()
         await scene.until_ended(2)
         assert not scene.seen.all(LeaseLost)
-    assert sorted(scene.starts) == sorted([(job.id, 1), (other.id, 1)])
+    # One run each; the other's first claim may have had no answer.
+    assert [attempt for ran, attempt in scene.starts if ran == job.id] == [1]
+    assert len(scene.starts) == 2
     await scene.check([job.id, other.id])
 
 
