@@ -67,7 +67,8 @@ def worker(
 
     Signals (SIGTERM, SIGINT): the first drains for the grace period, the second cancels what runs and hands it back
     without holding it against the jobs, the third exits at once with code 1. Exit code 0 after a clean stop, 1 when the
-    database cannot be reached at the start, takes no outcomes at the end, or a job cannot be stopped, 3 when the schema does not fit.
+    database cannot be reached at the start or takes no outcomes at the end or a job cannot be stopped, 3 when the schema
+    does not fit.
     """
     common = ctx.ensure_object(Common)
     if common.app is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
+from aioqueue import listen
 from tests.outage.proxy import Proxy
 from tests.outage.server import DATABASE, OutageServer
 from tests.postgres import Database
@@ -45,3 +46,10 @@ def proxy(outage: OutageServer) -> Iterator[Proxy]:
     """A proxy before the server."""
     with Proxy(outage.port) as running:
         yield running
+
+
+@pytest.fixture
+def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener asks for a sign of life every half second."""
+    monkeypatch.setattr(listen, "PROBE_INTERVAL", 0.5)
+    monkeypatch.setattr(listen, "ANSWER_TIMEOUT", 0.5)

@@ -130,7 +130,9 @@ async def test_a_blocked_loop_keeps_its_lease_though_the_guard_loses_its_connect
             proxy.mode = "pass"
         time.sleep(1.2 * 6.0)  # noqa: ASYNC251 - as above
 
-    async with scene.working():
+    async with scene.working() as worker:
+        assert (inside := worker._worker) is not None
+        await scene.until(lambda: inside._guard._conn is not None)
         job = await block.enqueue()
         other = await scene.hold.enqueue()
         await scene.seen.wait(LoopBlocked, over=True)
@@ -152,10 +154,10 @@ async def test_a_machine_that_slept_longer_than_the_lease_ends_its_jobs_at_once_
         await scene.until(lambda: len(scene.starts) == 1)
         slept = 61.0
         monkeypatch.setattr(renew, "clock", lambda: clock() + slept)
-        await scene.seen.wait(LeaseLost)
-        scene.gate.set()
-        # The next beat by the timetable is twenty seconds away.
+        # The next beat by the timetable is up to twenty seconds away.
         async with asyncio.timeout(10):
+            await scene.seen.wait(LeaseLost)
+            scene.gate.set()
             await scene.seen.wait(JobRecorded, state="succeeded")
     await scene.check([job.id])
 

@@ -6,7 +6,6 @@ import time
 import pytest
 from psycopg import AsyncConnection
 
-from aioqueue import listen
 from aioqueue.errors import ResultTimeout
 from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, LeaseLost, ListenerConnected, WorkerStarted
 from tests.outage.proxy import Proxy
@@ -14,12 +13,6 @@ from tests.outage.scene import make_scene
 from tests.outage.server import OutageServer
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "PROBE_INTERVAL", 0.5)
-    monkeypatch.setattr(listen, "ANSWER_TIMEOUT", 0.5)
 
 
 async def test_half_open_connections_are_noticed_and_replaced_and_wake_ups_are_heard_again(
