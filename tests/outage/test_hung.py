@@ -131,7 +131,8 @@ async def test_a_blocked_loop_keeps_its_lease_though_the_guard_loses_its_connect
         time.sleep(1.2 * 6.0)  # noqa: ASYNC251 - as above
 
     async with scene.working() as worker:
-        assert (inside := worker._worker) is not None
+        inside = worker._worker
+        assert inside is not None
         await scene.until(lambda: inside._guard._conn is not None)
         job = await block.enqueue()
         other = await scene.hold.enqueue()
