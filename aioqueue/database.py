@@ -56,7 +56,7 @@ CLIENT = {
 
 
 def connection_string(dsn: str) -> str:
-    """Add the runtime's values to a DSN; what the DSN says itself wins, the isolation level apart.
+    """Add the runtime's values to a DSN; what the DSN says itself wins, isolation level and encoding apart.
 
     Raises ConfigurationError for one that libpq refuses.
     """
@@ -67,7 +67,7 @@ def connection_string(dsn: str) -> str:
     options = [f"-c {name}={value}" for name, value in SESSION.items()]
     if "options" in given:
         options.append(str(given.pop("options")))
-    return make_conninfo("", **{**CLIENT, **given, "options": " ".join([*options, ISOLATION])})
+    return make_conninfo("", **{**CLIENT, **given, "client_encoding": "UTF8", "options": " ".join([*options, ISOLATION])})
 
 
 def sever(conn: AsyncConnection[Any] | Connection[Any]) -> None:

@@ -113,7 +113,14 @@ async def check(conn: psycopg.AsyncConnection, *, schema: str) -> None:
 
 
 def script(*, schema: str = DEFAULT_SCHEMA, since: int = 0) -> str:
-    """Return the SQL that brings a schema from version `since` to this code's, to be read before it is run."""
+    """Return the SQL that brings a schema from version `since` to this code's, as one transaction, to be read and run."""
+    body = _script(schema=schema, since=since)
+    if not body:
+        return ""
+    return f"BEGIN;\nSET LOCAL lock_timeout = '5s';\nSET LOCAL check_function_bodies = off;\n{body}\nCOMMIT;"
+
+
+def _script(*, schema: str, since: int) -> str:
     check_schema_name(schema)
     parts = [] if since else [f"CREATE SCHEMA IF NOT EXISTS {quote_schema(schema)};", place(_VERSION_TABLE, schema)]
     pending = [m for m in migrations() if m.version > since]
@@ -139,26 +146,56 @@ async def migrate(dsn: str, *, schema: str = DEFAULT_SCHEMA) -> SchemaStatus:
     psycopg.errors.LockNotAvailable where a table stays locked for 5 s: run it again.
     """
     check_schema_name(schema)
-    async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=10) as conn:
+    async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=10, client_encoding="utf8") as conn:
         # Who waited for the lock must see what its holder did, whatever the database's default is.
         await conn.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+        await _check_encoding(conn)
+        await conn.execute("SET LOCAL lock_timeout = '60s'")
         await conn.execute(
             "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0))",
             (f"aioqueue migrate {schema}",),
         )
         before = await status(conn, schema=schema)
         if before.pending:
+            holders = await _holders(conn, schema=schema)
             await conn.execute("SET LOCAL lock_timeout = '5s'")
             await conn.execute("SET LOCAL check_function_bodies = off")
             cursor = await conn.execute("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s", (schema,))
             if await cursor.fetchone() is None:
                 await conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-            text = script(schema=schema, since=before.version)
+            text = _script(schema=schema, since=before.version)
             if before.version == 0:
                 # An existing schema is used as it is: CREATE SCHEMA IF NOT EXISTS would ask for the right to create one.
                 text = text.partition("\n")[2]
             await conn.execute(_as_it_is(text))
+            for kind, role in holders:
+                await conn.execute(_as_it_is(grants(role=role, schema=schema, kind=kind)))
     return before
+
+
+async def _check_encoding(conn: psycopg.AsyncConnection) -> None:
+    encoding = conn.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise SchemaError(
+            f"this database is encoded as {encoding}, which cannot store every text that a job may hold: make one with "
+            "CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+        )
+
+
+async def _holders(conn: psycopg.AsyncConnection, *, schema: str) -> list[tuple[Kind, str]]:
+    """Roles that hold a worker's or a client's rights by now: they are given those to new functions as well."""
+    cursor = await conn.execute(
+        "SELECT p.proname, r.rolname FROM pg_catalog.pg_proc p"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace,"
+        " LATERAL pg_catalog.aclexplode(p.proacl) a JOIN pg_catalog.pg_roles r ON r.oid = a.grantee"
+        " WHERE n.nspname = %s AND p.proname IN ('claim', 'enqueue') AND a.grantee <> p.proowner",
+        (schema,),
+    )
+    rows = await cursor.fetchall()
+    workers = {role for function, role in rows if function == "claim"}
+    clients = {role for function, role in rows if function == "enqueue"} - workers
+    found: list[tuple[Kind, str]] = [("worker", role) for role in sorted(workers)]
+    return found + [("client", role) for role in sorted(clients)]
 
 
 def grants(*, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") -> str:
@@ -177,5 +214,5 @@ def grants(*, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") ->
 
 async def grant(dsn: str, *, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") -> None:
     """Grant a role its rights, as the owner. Raises psycopg.errors.UndefinedObject for an unknown role."""
-    async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=10) as conn:
+    async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=10, client_encoding="utf8") as conn:
         await conn.execute(_as_it_is(grants(role=role, schema=schema, kind=kind)))

@@ -292,6 +292,12 @@ class Store:
             for row in await cursor.fetchall()
         ]
 
+    async def get_setting(self, conn: AsyncConnection[Any], name: str) -> str | None:
+        """Return a setting as the session has it now; None: it has no value."""
+        cursor = AsyncCursor(conn, row_factory=tuple_row)
+        row = await (await cursor.execute("SELECT pg_catalog.current_setting(%s, true)", (name,))).fetchone()
+        return None if row is None else row[0]
+
     async def set_local(self, conn: AsyncConnection[Any], values: dict[str, str]) -> None:
         """Set settings for the current transaction only; keeps the role as it is now, for check_transaction."""
         calls = sql.SQL(", ").join([sql.SQL("pg_catalog.set_config(%s, %s, true)")] * len(values))

@@ -30,6 +30,7 @@ from .store import NOT_OWNED, REFUSED, VIOLATION, Store
 logger = logging.getLogger("aioqueue")
 
 MARKER = "aioqueue_job.marker"
+LEFT = "the task broke its transaction: it ended it by itself (COMMIT or ROLLBACK in SQL)"
 HAS_TRANSACTION_TIMEOUT = 170000
 
 
@@ -137,11 +138,24 @@ class OpenTransaction:
                 "a statement failed in the job's transaction and the task went on: let the error out, or put what may fail "
                 "into a savepoint (async with tx.connection.transaction())"
             )
+        if status == TransactionStatus.IDLE:
+            raise TransactionViolation(LEFT)
         if status != TransactionStatus.INTRANS:
-            raise TransactionViolation(
-                "the task broke its transaction: expected it open, found the connection "
-                f"{status.name} (COMMIT or ROLLBACK in SQL?)"
-            )
+            raise TransactionViolation(f"the task broke its transaction: it left the connection {status.name} (a COPY?)")
+
+    async def left(self) -> bool:
+        """Whether user code ended it by itself (and perhaps began another): then nothing can undo what it wrote."""
+        if self._ended or self._conn.closed or self._conn.pgconn.pipeline_status != PipelineStatus.OFF:
+            return False
+        status = self._conn.info.transaction_status
+        if status != TransactionStatus.INTRANS:
+            return status == TransactionStatus.IDLE
+        self._restore()
+        try:
+            async with deadline(self._conn, self._settings.limits.rollback):
+                return await self._store.get_setting(self._conn, MARKER) != self._marker
+        except psycopg.Error:
+            return False
 
     async def _read_back(self) -> str:
         """Ask what became of a COMMIT without an answer, for as long as a lease can last."""
@@ -161,7 +175,7 @@ class OpenTransaction:
                 return found
 
     async def abort(self, error: BaseException) -> None:
-        """Roll back and scrub, within the rollback limit, or close the connection. Never raises."""
+        """Roll back and scrub, within the rollback limit, or close the connection. Raises nothing but a cancellation."""
         if self._ended:
             return
         self._ended = True
@@ -179,6 +193,10 @@ class OpenTransaction:
                 return
         except psycopg.Error as failed:
             logger.debug("rollback of job %s failed, its connection is closed: %s", self._job.job_id, failed)
+        except BaseException:
+            # A cancellation: what was not scrubbed serves nobody any more.
+            await self._conn.close()
+            raise
         await self._conn.close()
 
     async def _give_back(self) -> None:
@@ -246,6 +264,13 @@ class JobTransactions:
             opened = await self._begin(stack, job, seconds, wait)
             try:
                 yield opened
+            except Exception as error:
+                if await opened.left():
+                    violation = TransactionViolation(LEFT)
+                    await opened.abort(violation)
+                    raise violation from error
+                await opened.abort(error)
+                raise
             except BaseException as error:
                 await opened.abort(error)
                 raise

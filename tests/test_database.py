@@ -111,6 +111,7 @@ def test_what_the_dsn_says_wins() -> None:
         **{"user": "u", "password": "p@ss", "host": "h", "port": "5", "dbname": "d"},
         "connect_timeout": "9",
         "application_name": "mine",
+        "client_encoding": "UTF8",
         "options": " ".join([*(f"-c {name}={value}" for name, value in SESSION.items()), ISOLATION]),
     }
 

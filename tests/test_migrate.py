@@ -13,9 +13,9 @@ from psycopg import sql
 from aioqueue import migrate
 from aioqueue.errors import ConfigurationError, SchemaError
 from aioqueue.job import NewJob, new_job_id
-from aioqueue.sql import functions, migrations, place, quote_schema
+from aioqueue.sql import Migration, functions, migrations, place, quote_schema
 from aioqueue.store import Store
-from tests.postgres import Database
+from tests.postgres import Database, Server
 
 pytestmark = pytest.mark.anyio
 ODD = 'My "Jobs'
@@ -236,3 +236,55 @@ async def test_functions_of_others_in_the_schema_keep_their_rights(fresh_databas
         await migrate.migrate(database.dsn("owner"), schema="shared")
         cursor = await conn.execute("SELECT has_function_privilege('aioqueue_client', 'shared.theirs()', 'EXECUTE')")
         assert await cursor.fetchone() == (True,)
+
+
+async def test_a_later_migration_gives_new_functions_to_the_roles_that_hold_rights(
+    fresh_database: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = fresh_database()
+    dsn = database.dsn("owner")
+    await migrate.migrate(dsn)
+    await migrate.grant(dsn, role="aioqueue_worker", kind="worker")
+    await migrate.grant(dsn, role="aioqueue_client", kind="client")
+    async with connected(database) as conn:
+        # As if these two came with the later version only.
+        await conn.execute("REVOKE EXECUTE ON FUNCTION aioqueue.beat, aioqueue.job_status FROM aioqueue_worker, aioqueue_client")
+    later = Migration(migrate.code_version() + 1, 1, "later", "-- serves: 1\nSELECT 1;")
+    monkeypatch.setattr(migrate, "migrations", lambda: (*migrations(), later))
+    assert (await migrate.migrate(dsn)).pending == ("0002_later",)
+    async with connected(database) as conn:
+        cursor = await conn.execute(
+            "SELECT r, f, has_function_privilege(r, ('aioqueue.' || f)::regproc, 'EXECUTE')"
+            " FROM unnest(ARRAY['aioqueue_worker', 'aioqueue_client']) r, unnest(ARRAY['beat', 'job_status']) f"
+            " ORDER BY r DESC, f"
+        )
+        assert await cursor.fetchall() == [
+            ("aioqueue_worker", "beat", True),
+            ("aioqueue_worker", "job_status", True),
+            ("aioqueue_client", "beat", False),
+            ("aioqueue_client", "job_status", True),
+        ]
+
+
+async def test_a_script_is_one_transaction(fresh_database: Create) -> None:
+    database = fresh_database()
+    script = migrate.script()
+    assert script.startswith("BEGIN;") and script.endswith("COMMIT;")
+    async with connected(database) as conn:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            await conn.execute(script.removesuffix("COMMIT;").encode() + b"SELECT 1/0; COMMIT;")
+        await conn.rollback()
+        assert (await migrate.status(conn, schema="aioqueue")).version == 0
+        await conn.execute(script.encode())
+        assert (await migrate.status(conn, schema="aioqueue")).fits
+
+
+async def test_a_database_that_cannot_store_every_text_is_refused(server: Server) -> None:
+    async with await psycopg.AsyncConnection.connect(server.dsn("superuser", "postgres"), autocommit=True) as boss:
+        await boss.execute("DROP DATABASE IF EXISTS latin")
+        await boss.execute("CREATE DATABASE latin OWNER aioqueue_owner ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+        try:
+            with pytest.raises(SchemaError, match=r"LATIN1.*ENCODING 'UTF8'"):
+                await migrate.migrate(server.dsn("owner", "latin"))
+        finally:
+            await boss.execute("DROP DATABASE latin WITH (FORCE)")

@@ -45,5 +45,5 @@ async def test_a_second_one_inside_the_first_is_refused_instead_of_waiting_for_e
             raise AssertionError("never reached")
 
     async with app, app.worker():
-        with pytest.raises(JobFailed, match="is open already.*savepoint"):
+        with pytest.raises(JobFailed, match=r"is open already.*savepoint"):
             await (await nested.enqueue()).result(20)

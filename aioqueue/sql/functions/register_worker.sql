@@ -1,5 +1,6 @@
 -- register_worker: (nothing) → a living worker, under an identity that the process made; writes what its tasks default to,
--- and makes jobs that waited for one of these tasks due at once.
+-- and makes jobs that waited for one of these tasks due at once: the first 10,000, which take a moment; the others fall due
+-- by themselves within a minute. Served by scheduled_unknown_task.
 -- p_tasks: [{"name", "queue", "priority", "max_attempts"}, …]. Task rows are written in name order, and only when changed.
 CREATE OR REPLACE FUNCTION aioqueue.register_worker(
     p_worker bigint, p_host text, p_pid integer, p_version text, p_queues text[], p_concurrency integer,
@@ -20,8 +21,9 @@ BEGIN
        WHERE (t.queue, t.priority, t.max_attempts) IS DISTINCT FROM (excluded.queue, excluded.priority, excluded.max_attempts)
           OR t.seen_at < at - interval '1 hour';
     WITH d AS (
-        DELETE FROM aioqueue.scheduled s
-         WHERE s.unknown_task IN (SELECT e.name FROM jsonb_to_recordset(p_tasks) AS e (name text))
+        DELETE FROM aioqueue.scheduled s WHERE s.ctid = ANY (ARRAY(
+               SELECT x.c FROM jsonb_to_recordset(p_tasks) AS e (name text),
+                      LATERAL (SELECT y.ctid AS c FROM aioqueue.scheduled y WHERE y.unknown_task = e.name) x LIMIT 10000))
         RETURNING s.*)
     INSERT INTO aioqueue.scheduled (run_at, job_id, lane, tenant, attempt, spared)
     SELECT clock_timestamp(), d.job_id, d.lane, d.tenant, d.attempt, d.spared FROM d;
