@@ -41,8 +41,9 @@ from .errors import (
 )
 from .events import Observer, Observers
 from .job import Job, JobState, JobStatus, NewJob
+from .keep import keep_running
 from .listen import Kind, Listener
-from .options import Options
+from .options import Options, check_tenant
 from .payload import check_json
 from .result import ResultReader
 from .settings import DEFAULT_SCHEMA, LeaseSettings, LimitSettings, PoolSettings, Settings, WorkerSettings
@@ -101,11 +102,10 @@ class AioQueue(TaskRegistry):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
         self._database: Database | None = None
-        self._services: list[asyncio.Task[None]] = []
+        self._services: dict[str, asyncio.Task[None]] = {}
         self._notifier: Notifier
         self._listener: Listener
         self._reader: ResultReader
-        self._listening = self._reading = False
 
     # -- opening and closing ------------------------------------------------------------------------------------------
 
@@ -146,12 +146,11 @@ class AioQueue(TaskRegistry):
         self._notifier = Notifier(database, self._store)
         self._listener = Listener(database.connect, schema=self.settings.schema, observers=self.observers)
         self._reader = ResultReader(database, self._store, self._listener, self._notifier, poll=self.settings.worker.poll)
-        self._serve(self._notifier.run(), "notifier")
+        self._serve("notifier", self._notifier.run)
 
     async def close(self) -> None:
         """Close everything; waiters get AppNotOpen. Idempotent."""
-        services, self._services = self._services, []
-        self._listening = self._reading = False
+        services, self._services = list(self._services.values()), {}
         database, self._database = self._database, None
         for service in services:
             service.cancel()
@@ -243,12 +242,13 @@ class AioQueue(TaskRegistry):
         """Return the handle of a job by its id, from any process; `of` gives the result its type.
 
         With `tenant`, a job of another tenant is JobNotFound, as an unknown one is. Raises InvalidOption for what is no
-        id; asks nothing of the database.
+        id or no tenant's name; asks nothing of the database.
         """
         try:
             number = job_id if isinstance(job_id, UUID) else UUID(job_id)
         except (ValueError, AttributeError, TypeError):
             raise InvalidOption("job_id", f"expected a UUID, got {job_id!r}") from None
+        check_tenant(tenant)
         return self.handle(number, None if of is None else of.definition.result.load, tenant)
 
     async def enqueue_by_name(
@@ -293,10 +293,8 @@ class AioQueue(TaskRegistry):
     async def wait_result(self, job: Job[Any], timeout: float | None) -> Any:
         """Wait for a job's end; see `Job.result`."""
         self._open_database("result()")
-        if not self._reading:
-            self._reading = True
-            self._listen()
-            self._serve(self._reader.run(), "results")
+        self._serve("listener", self._listener.run)
+        self._serve("reader of results", self._reader.run)
         return await self._reader.wait(job, timeout)
 
     async def job_status(self, job: Job[Any]) -> JobStatus:
@@ -363,13 +361,11 @@ class AioQueue(TaskRegistry):
         if server is not None:
             server.close()
 
-    def _serve(self, service: Coroutine[Any, Any, None], name: str) -> None:
-        self._services.append(asyncio.create_task(service, name=f"aioqueue {name}"))
-
-    def _listen(self) -> None:
-        if not self._listening:
-            self._listening = True
-            self._serve(self._listener.run(), "listener")
+    def _serve(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a service unless it runs."""
+        service = self._services.get(name)
+        if service is None or service.done():
+            self._services[name] = asyncio.create_task(keep_running(run, name), name=f"aioqueue {name}")
 
     async def _enqueue_on_pool(self, jobs: Sequence[NewJob]) -> None:
         database = self._open_database("enqueue")
@@ -414,7 +410,7 @@ class AioQueue(TaskRegistry):
 
     def on_ready(self, callback: Callable[[], None]) -> None:
         """Call back whenever there may be work."""
-        self._listen()
+        self._serve("listener", self._listener.run)
         self._listener.subscribe("ready", callback)
 
     def off_ready(self, callback: Callable[[], None]) -> None:

@@ -43,7 +43,7 @@ class Options:
         if delay is not None and run_at is not None:
             raise InvalidOption("run_at", "give delay or run_at, not both")
         return cls(
-            tenant=_check("tenant", tenant, lambda value: check_name("tenant", value)),
+            tenant=check_tenant(tenant),
             queue=_check("queue", queue, lambda value: check_name("queue", value)),
             priority=_check("priority", priority, check_priority),
             delay=_check("delay", delay, check_delay),
@@ -64,6 +64,11 @@ class Options:
             run_at=self.run_at,
             max_attempts=self.max_attempts,
         )
+
+
+def check_tenant(tenant: str | None) -> str | None:
+    """Return a tenant's name, or None for none. Raises InvalidOption."""
+    return _check("tenant", tenant, lambda value: check_name("tenant", value))
 
 
 def _check(name: str, value: V | None, check: Callable[[V], T]) -> T | None:

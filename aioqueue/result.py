@@ -148,14 +148,16 @@ class ResultReader:
             return await self._store.job_status(conn, job.id, tenant=job.tenant)
 
     async def run(self) -> None:
-        """Read for the waiters, for ever. At its end (cancelled) those that still wait get AppNotOpen."""
+        """Read for the waiters, for ever. Cancelled, those that still wait get AppNotOpen; a failure leaves them waiting."""
         self._listener.subscribe("done", self._hint)
         try:
             await self._read_for_ever()
-        finally:
-            self._listener.unsubscribe("done", self._hint)
+        except asyncio.CancelledError:
             for waiter in self._waiters(list(self._waiting)):
                 self._fail(waiter, AppNotOpen("result"))
+            raise
+        finally:
+            self._listener.unsubscribe("done", self._hint)
 
     def _hint(self) -> None:
         self._all = True
@@ -228,13 +230,29 @@ class ResultReader:
 
     async def _read(self, keys: list[_Key]) -> None:
         for batch in _batches(keys):
-            # Both before the read, or a commit during it would be taken for none.
-            last = {waiter for waiter in self._waiters(batch) if waiter.last}
-            uncommitted = {key for key in batch if self._notifier.uncommitted(key[0])}
+            await self._read_batch(batch)
+
+    async def _read_batch(self, batch: list[_Key]) -> None:
+        """Read one batch; what cannot be asked for is found by halving, so that it fails its own waiters and no others."""
+        # Both before the read, or a commit during it would be taken for none.
+        last = {waiter for waiter in self._waiters(batch) if waiter.last}
+        uncommitted = {key for key in batch if self._notifier.uncommitted(key[0])}
+        try:
             async with self._database.runtime() as conn:
                 rows = await self._store.read_outcomes(conn, batch)
-            found = {row.job_id: row for row in rows}
-            self._deliver(batch, found, last, uncommitted)
+        except Exception as error:
+            if isinstance(error, psycopg.Error | OSError) and not isinstance(error, psycopg.DataError):
+                raise  # the server's, whatever was asked for: tried again
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                await self._read_batch(batch[:middle])
+                await self._read_batch(batch[middle:])
+                return
+            logger.exception("the result of job %s cannot be read", batch[0][0])
+            for waiter in self._waiters(batch):
+                self._fail(waiter, error)
+            return
+        self._deliver(batch, {row.job_id: row for row in rows}, last, uncommitted)
 
     def _deliver(self, batch: list[_Key], found: dict[UUID, EndedJob], last: set[_Waiter], uncommitted: set[_Key]) -> None:
         now = time.monotonic()

@@ -298,6 +298,39 @@ async def test_an_id_that_is_none_is_refused_at_once(app: AioQueue) -> None:
         await app.job(new_job_id()).cancel()
 
 
+async def test_a_tenant_that_is_no_name_is_refused_at_once_and_stalls_nobody(app: AioQueue) -> None:
+    for wrong in ("a\0b", "\ud800", "", " ", 7):
+        with pytest.raises(InvalidOption, match="tenant"):
+            app.job(new_job_id(), tenant=wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_service_that_fails_is_started_again_and_logged(
+    app: AioQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reader of results, the listener and the notifier each meet a bug once; the next result comes all the same."""
+    services = {"results": (app._reader, "_wait"), "listener": (app._listener, "_serve"), "notifier": (app._notifier, "_ask")}
+    failed: set[str] = set()
+
+    def fail_once(name: str, service: object, method: str) -> None:
+        plain = getattr(service, method)
+
+        async def broken(*args: Any) -> Any:
+            if name not in failed:
+                failed.add(name)
+                raise ZeroDivisionError
+            return await plain(*args)
+
+        monkeypatch.setattr(service, method, broken)
+
+    for name, (service, method) in services.items():
+        fail_once(name, service, method)
+    async with app.worker():
+        for n in range(3):
+            assert await (await app.get("add").enqueue(n)).result(30) == n + 1
+    assert failed == set(services)
+    assert sum("it is started again" in record.getMessage() for record in caplog.records) == 3
+
+
 # -- enqueue on the caller's connection ------------------------------------------------------------------------------
 
 

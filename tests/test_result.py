@@ -549,3 +549,29 @@ async def test_status_reads_on_when_the_pool_is_full_of_dead_connections(start: 
     assert (await process.reader.status(process.job(job_id))).state is JobState.READY
     with pytest.raises(JobNotFound):
         await process.reader.status(process.job(new_job_id()))
+
+
+@pytest.mark.parametrize("tenant", ["a\0b", "\ud800"])
+async def test_what_cannot_be_asked_for_fails_its_own_waiters_and_no_others(start: Start, other: Session, tenant: str) -> None:
+    process = await start(poll=0.05)
+    job_ids = await other.enqueue(5)
+    waiting = [process.wait(job_id) for job_id in job_ids]
+    with pytest.raises((psycopg.DataError, UnicodeError)):
+        await process.wait(new_job_id(), tenant)
+    await finish(other, number=5, **SUCCESS)
+    assert await asyncio.gather(*waiting) == [{"total": 3}] * 5
+
+
+async def test_an_unexpected_error_of_a_read_ends_the_waits_it_concerns_and_not_the_reader(start: Start, other: Session) -> None:
+    process = await start(listening=False)
+    job_id = await other.enqueue_one()
+    await finish(other, **SUCCESS)
+
+    async def fail(number: int, _: AsyncConnection[Any]) -> None:
+        if number == 1:
+            raise ZeroDivisionError
+
+    process.store.before = fail
+    with pytest.raises(ZeroDivisionError):
+        await process.reader.wait(process.job(job_id), 60)
+    assert await process.reader.wait(process.job(job_id), 60) == {"total": 3}
