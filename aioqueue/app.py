@@ -24,6 +24,7 @@ import anyio
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
+from psycopg_pool import PoolTimeout
 from pydantic import BaseModel
 
 from . import embedded, migrate
@@ -279,7 +280,7 @@ class AioQueue(TaskRegistry):
         if isinstance(on, AsyncConnection):
             known = await self._store.known_tasks(on)
         else:
-            async with self._open_database(f"enqueue_by_name({name!r})").runtime() as conn:
+            async with self._open_database(f"enqueue_by_name({name!r})").for_caller() as conn:
                 known = await self._store.known_tasks(conn)
         if name not in known:
             raise UnknownTask(name, [*known, *self.tasks])
@@ -308,7 +309,7 @@ class AioQueue(TaskRegistry):
         if isinstance(running, JobTransaction):
             state = await self._store.cancel_job(running.connection, job.id, tenant=job.tenant)
         else:
-            async with self._open_database("cancel()").runtime() as conn:
+            async with self._open_database("cancel()").for_caller() as conn:
                 state = await self._store.cancel_job(conn, job.id, tenant=job.tenant)
             for kind in ("ready", "done"):
                 self._notifier.hint(kind)
@@ -374,12 +375,13 @@ class AioQueue(TaskRegistry):
         give_up: float | None = None
         for attempt in range(1, tries + 1):
             try:
-                async with database.runtime() as conn:
+                async with database.for_caller() as conn:
                     await self._write(conn, jobs)
                 break
             except psycopg.Error as error:
-                # Written or not, the same ids again make it exactly one job each.
-                if attempt == tries or not connection_lost(error) or (give_up is not None and time.monotonic() > give_up):
+                # Written or not, the same ids again make it exactly one job each. Waiting in vain is no lost connection.
+                lost = connection_lost(error) and not isinstance(error, PoolTimeout)
+                if attempt == tries or not lost or (give_up is not None and time.monotonic() > give_up):
                     raise
                 give_up = give_up or time.monotonic() + self.settings.pool.deadline
                 await asyncio.sleep(random.uniform(0, ENQUEUE_PAUSE * attempt))

@@ -22,12 +22,13 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from .errors import AioQueueError, ConfigurationError
 from .settings import PoolSettings
+from .shares import Shares
 
 POOL = "aioqueue"
 """The pool's name in psycopg's log."""
 POOL_LOGGER = logging.getLogger("psycopg.pool")
 RESERVED = 2
-"""Connections that jobs never get."""
+"""Connections that are the runtime's; callers get one of them while jobs have all the others."""
 CANCEL_SECONDS = 1.0
 """Seconds that a cancelled call waits for the server to end its statement."""
 
@@ -159,13 +160,13 @@ class _Connector:
 
 
 class Database:
-    """The pool of one app: `runtime()` for the runtime's calls, `for_job()` for jobs' transactions."""
+    """The pool of one app: `runtime()` for a worker's loops, `for_job()` for jobs' transactions, `for_caller()` for all else."""
 
     def __init__(self, dsn: str, settings: PoolSettings) -> None:
         self.settings = settings
         self.conninfo = connection_string(dsn)
         self._pool: AsyncConnectionPool[PoolConnection] | None = None
-        self._jobs = asyncio.Semaphore(settings.size - RESERVED)
+        self._shares = Shares(settings.size - RESERVED)
         self._lent: set[AsyncConnection[TupleRow]] = set()
         self._connector = _Connector()
         self.losses = 0
@@ -181,7 +182,7 @@ class Database:
     @property
     def free_for_jobs(self) -> int:
         """Connections that a job's transaction could have at once."""
-        return max(0, self._jobs._value)
+        return self._shares.free
 
     async def open(self) -> None:
         """Open the pool without waiting for the server."""
@@ -227,14 +228,16 @@ class Database:
             try:
                 conn = await stack.enter_async_context(self._opened().connection(wait))
             except PoolTimeout:
-                refusal = self._connector.refusal
-                why = "all are in use" if refusal is None else str(refusal)
-                raise PoolTimeout(f"no connection to the database within {wait:g} s: {why}") from refusal
+                raise self._timed_out(wait, "all are in use") from self._connector.refusal
             yield conn
+
+    def _timed_out(self, seconds: float, why: str) -> PoolTimeout:
+        refusal = self._connector.refusal
+        return PoolTimeout(f"no connection to the database within {seconds:g} s: {why if refusal is None else refusal}")
 
     @contextlib.asynccontextmanager
     async def runtime(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection[TupleRow]]:
-        """Lend a connection in autocommit; shut it after `seconds` (default: the pool's deadline).
+        """Lend a worker's loop a connection in autocommit; shut it after `seconds` (default: the pool's deadline).
 
         One whose server is gone, or can only read (a demoted primary), is closed: the next call finds another server.
         """
@@ -248,12 +251,30 @@ class Database:
                 raise
 
     @contextlib.asynccontextmanager
+    async def for_caller(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection[TupleRow]]:
+        """Lend a connection as `runtime` does, to whoever is no worker's loop: however many these are, they delay no beat.
+
+        PoolTimeout when none is free in time; such a call must not wait for another while it has one.
+        """
+        limit = min(seconds or self.settings.deadline, self.settings.acquire_timeout)
+        try:
+            async with asyncio.timeout(limit):
+                await self._shares.enter("caller")
+        except TimeoutError:
+            raise self._timed_out(limit, "other calls and jobs have all there are") from self._connector.refusal
+        try:
+            async with self.runtime(seconds) as conn:
+                yield conn
+        finally:
+            self._shares.leave("caller")
+
+    @contextlib.asynccontextmanager
     async def for_job(self, wait: float | None) -> AsyncIterator[AsyncConnection[TupleRow]]:
         """Lend a connection to a job's transaction; NoFreeConnection when there is none within `wait` seconds."""
         self.waiting += 1
         try:
             async with asyncio.timeout(wait):
-                await self._jobs.acquire()
+                await self._shares.enter("job")
         except TimeoutError:
             raise NoFreeConnection(f"no connection was free for a job within {wait:g} s") from None
         finally:
@@ -270,7 +291,7 @@ class Database:
                 finally:
                     self._lent.discard(conn)
         finally:
-            self._jobs.release()
+            self._shares.leave("job")
 
     def sever_jobs(self) -> None:
         """Shut the connections of all jobs' transactions: the lease is over, they must not commit."""

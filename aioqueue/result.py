@@ -144,7 +144,7 @@ class ResultReader:
         return status
 
     async def _read_status(self, job: Job[Any]) -> JobStatus | None:
-        async with self._database.runtime() as conn:
+        async with self._database.for_caller() as conn:
             return await self._store.job_status(conn, job.id, tenant=job.tenant)
 
     async def run(self) -> None:
@@ -238,7 +238,7 @@ class ResultReader:
         last = {waiter for waiter in self._waiters(batch) if waiter.last}
         uncommitted = {key for key in batch if self._notifier.uncommitted(key[0])}
         try:
-            async with self._database.runtime() as conn:
+            async with self._database.for_caller() as conn:
                 rows = await self._store.read_outcomes(conn, batch)
         except Exception as error:
             if isinstance(error, psycopg.Error | OSError) and not isinstance(error, psycopg.DataError):

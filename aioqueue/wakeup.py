@@ -142,7 +142,7 @@ class Notifier:
         try:
             if kinds:
                 self._sent_at = time.monotonic()
-                async with self._database.runtime(CALL_SECONDS) as conn:
+                async with self._database.for_caller(CALL_SECONDS) as conn:
                     for kind in sorted(kinds):
                         await self._store.notify(conn, kind)
         except (psycopg.Error, OSError):
@@ -156,7 +156,7 @@ class Notifier:
         if not due or now < self._next_ask:
             return
         self._next_ask = now + ASK
-        async with self._database.runtime(CALL_SECONDS) as conn:
+        async with self._database.for_caller(CALL_SECONDS) as conn:
             ended = await self._store.ended_transactions(conn, [watched.xid for watched in due])
         for watched in due:
             watched.ask_pause = min(2 * watched.ask_pause, LONGEST_PAUSE)

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection, IsolationLevel
 from psycopg.rows import dict_row
+from psycopg_pool import PoolTimeout
 
 from aioqueue import (
     AioQueue,
@@ -25,6 +26,7 @@ from aioqueue import (
     JobNotFound,
     JobState,
     JobTransaction,
+    LeaseSettings,
     LimitSettings,
     PoolSettings,
     TransactionAborted,
@@ -32,7 +34,7 @@ from aioqueue import (
     WorkerSettings,
 )
 from aioqueue.database import sever
-from aioqueue.events import JobClaimed, JobRecorded, WorkerStopped, WorkerStopping
+from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, LeaseLost, WorkerStopped, WorkerStopping
 from aioqueue.job import NewJob, new_job_id
 from tests.kit import Seen, passed, session, until
 from tests.postgres import Database
@@ -204,6 +206,31 @@ async def test_a_connection_lost_before_the_enqueue_costs_nothing(app: AioQueue,
             )
             await app.get("add").enqueue(n)
     assert len(await jobs(boss)) == 5
+
+
+async def test_enqueues_that_wait_for_a_lock_cost_no_worker_its_lease(
+    make_app: MakeApp, database: Database, schema: str, seen: Seen
+) -> None:
+    app = make_app(lease=LeaseSettings(lease=1.5), pool=PoolSettings(acquire_timeout=0.5))
+    async with session(database.dsn("superuser"), schema) as boss, app, app.worker() as worker:
+        await boss.begin()
+        await boss.rows("LOCK TABLE aioqueue.job IN ACCESS EXCLUSIVE MODE")
+        enqueues = [asyncio.create_task(app.get("add").enqueue(n)) for n in range(15)]
+        beat = await boss.value("SELECT beat_at FROM aioqueue.worker WHERE id = %s", worker.id)
+        await until(boss, "SELECT beat_at > %s::timestamptz + interval '4 s' FROM aioqueue.worker WHERE id = %s", beat, worker.id)
+        await boss.rollback()
+        ends = await asyncio.gather(*enqueues, return_exceptions=True)
+        assert not seen.all(LeaseLost)
+        assert not seen.all(DatabaseLost, loop="heartbeat")
+    assert {type(end) for end in ends if isinstance(end, BaseException)} <= {PoolTimeout, psycopg.errors.LockNotAvailable}
+
+
+async def test_an_enqueue_that_finds_no_free_connection_says_so_at_once(make_app: MakeApp) -> None:
+    """Tried again, it would wait as long again, behind everybody else."""
+    app = make_app(pool=PoolSettings(size=3, acquire_timeout=0.05))
+    async with app, app.database.for_caller():
+        with pytest.raises(PoolTimeout, match=r"within 0.05 s"):
+            await app.get("add").enqueue(1)
 
 
 async def test_an_enqueue_whose_answer_is_lost_makes_exactly_one_job(
@@ -443,6 +470,27 @@ async def test_a_job_enqueued_in_a_jobs_own_transaction_joins_it_and_its_tenant(
         assert await job.result(30) == []
         made = [row[1] for row in await jobs(boss) if row[0] == "add"]
         assert sorted(made, key=str) == [None, None, "chosen", "t", "t"]
+
+
+async def test_jobs_that_enqueue_outside_their_transactions_do_not_wait_for_each_other(make_app: MakeApp, boss: Session) -> None:
+    """They have the whole share of jobs and callers; one caller more comes through."""
+    app = make_app(pool=PoolSettings(size=4, acquire_timeout=2.0), limits=LimitSettings(transaction_wait=60))
+    add, inside, both = app.get("add"), 0, asyncio.Event()
+
+    @app.task(name="parent")
+    async def parent(tx: JobTransaction) -> None:
+        nonlocal inside
+        inside += 1
+        if inside == 2:
+            both.set()
+        await both.wait()
+        for n in range(10):
+            await add.options(on=app, queue="unserved").enqueue(n)
+
+    async with app, app.worker():
+        for job in await parent.enqueue_many([()] * 2):
+            await job.result(30)
+    assert await boss.rows("SELECT state, attempt, spared FROM aioqueue.outcome") == [("succeeded", 1, 0)] * 2
 
 
 async def test_a_job_enqueued_by_a_job_that_holds_nothing_inherits_its_tenant(app: AioQueue, boss: Session) -> None:

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import PoolTimeout
 
 from aioqueue.database import (
     CLIENT,
@@ -223,9 +224,37 @@ async def test_a_job_that_waits_gets_the_connection_that_comes_back(pool: Databa
     assert pool.free_for_jobs == pool.settings.size - RESERVED
 
 
+async def test_callers_leave_the_last_two_connections_to_the_runtime(pool: Database) -> None:
+    async with AsyncExitStack() as stack:
+        held = [await stack.enter_async_context(pool.for_caller(10)) for _ in range(pool.settings.size - RESERVED)]
+        assert pool.free_for_jobs == 0
+        with pytest.raises(PoolTimeout, match=r"within 0.01 s: other calls and jobs have all there are"):
+            await stack.enter_async_context(pool.for_caller(0.01))
+        held += [await stack.enter_async_context(pool.runtime(10)) for _ in range(RESERVED)]
+        assert len(set(held)) == pool.settings.size
+    async with pool.for_caller(), pool.for_job(1):
+        pass
+
+
+async def test_one_caller_comes_through_while_jobs_have_their_whole_share(pool: Database) -> None:
+    async def call() -> None:
+        async with pool.for_caller() as conn:
+            await conn.execute("SELECT 1")
+
+    async with AsyncExitStack() as stack:
+        for _ in range(pool.settings.size - RESERVED):
+            await stack.enter_async_context(pool.for_job(1))
+        await asyncio.gather(*(call() for _ in range(20)))
+        async with pool.for_caller(), pool.runtime() as runtime:
+            await runtime.execute("SELECT 1")
+            with pytest.raises(PoolTimeout):
+                await stack.enter_async_context(pool.for_caller(0.01))
+    assert pool.free_for_jobs == pool.settings.size - RESERVED
+
+
 async def test_cancelled_calls_lose_no_connection(worker_dsn: str) -> None:
     async def call(database: Database, job: bool) -> None:
-        async with database.for_job(None) if job else database.runtime() as conn:
+        async with database.for_job(None) if job else database.for_caller() as conn:
             await conn.execute("SELECT pg_sleep(60)")
 
     async with opened(worker_dsn, PoolSettings()) as database:
