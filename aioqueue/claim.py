@@ -84,7 +84,7 @@ class Lease(Protocol):
         """Wait while the lease is in doubt."""
         ...
 
-    def refused(self) -> None:
+    def refused(self, worker: int) -> None:
         """The database says that this worker is dead."""
         ...
 
@@ -223,10 +223,11 @@ class Claimer:
         lost_since: float | None = None
         pause = 0.1
         while True:
+            worker = self._lease.worker
             try:
                 async with self._database.runtime() as conn:
                     lanes = self._lanes.scans(self._floors, limit) if scans is None else scans
-                    jobs = await self._store.claim(conn, worker=self._lease.worker, lanes=lanes, limit=limit)
+                    jobs = await self._store.claim(conn, worker=worker, lanes=lanes, limit=limit)
                 break
             except asyncio.CancelledError:
                 # The worker stops; what the server did is not known.
@@ -234,7 +235,7 @@ class Claimer:
                 raise
             except psycopg.Error as error:
                 if error.sqlstate == WORKER_DEAD:
-                    self._lease.refused()
+                    self._lease.refused(worker)
                     return []
                 self._unanswered = time.monotonic() + UNANSWERED
                 if lost_since is None:

@@ -1,7 +1,8 @@
 """Watches the event loop from a thread of its own, with a connection of its own: what the loop cannot do while it is blocked.
 
 While user code blocks the loop, the guard renews the worker's lease, names the job and the line that block, and writes the
-fenced time-out of a job that is past its limit and the abandon limit. Other jobs keep their lease. It never ends the process.
+fenced time-out of a job that is past its limit and the abandon limit; what it cannot write, the recorder gets. Other jobs keep
+their lease. It never ends the process.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
+from uuid import UUID
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from .attempt import Run
 from .clock import clock
 from .database import sever
-from .events import JobLost, JobRecorded, LoopBlocked, Observers
+from .events import LoopBlocked, Observers
 from .job import Claimed
-from .outcome import ErrorText, Failed, Reason
+from .outcome import Failed
 from .settings import LeaseSettings, LimitSettings
 from .store import LOCKED, Store
 
@@ -38,24 +41,19 @@ LONGEST_PAUSE = 5.0
 """Seconds between attempts to connect; doubling, jittered, never more than a beat."""
 CALL_SECONDS = 5.0
 """Seconds that one look's statements may take, at most a beat."""
+STOP_SECONDS = 1.0
+"""Seconds that stopping waits for the thread."""
 
 
-class GuardedRun(Protocol):
-    """A run as the guard sees it."""
+class Sink(Protocol):
+    """The recorder, called on the loop."""
 
-    job: Claimed
-    task: asyncio.Task[None] | None
-    limit: float
-    put: bool
-    blocked: str | None
-
-    @property
-    def ends(self) -> float | None:
-        """When its time limit is over, by time.monotonic(); None while no user code runs."""
+    def put(self, job: Claimed, outcome: Failed) -> None:
+        """Take an outcome that may or may not be written already."""
         ...
 
-    def delay(self, error: BaseException) -> float | None:
-        """Seconds until it is tried again after `error`; None: dead."""
+    def recorded_by_guard(self, job: Claimed, state: str, error: str) -> None:
+        """Take note of a time-out that the guard recorded."""
         ...
 
 
@@ -71,8 +69,8 @@ class Renewed(Protocol):
         """A beat sent at that time was accepted; callable from any thread."""
         ...
 
-    def refused(self) -> None:
-        """The worker was declared dead; to be called on the loop."""
+    def refused(self, worker: int) -> None:
+        """That worker was declared dead; to be called on the loop."""
         ...
 
 
@@ -80,7 +78,7 @@ class Renewed(Protocol):
 class _Block:
     """What blocks the loop."""
 
-    run: GuardedRun | None
+    run: Run | None
     where: str
     stack: str
 
@@ -97,7 +95,8 @@ class Guard:
         lease: LeaseSettings,
         limits: LimitSettings,
         heartbeat: Renewed,
-        runs: Callable[[], Iterable[GuardedRun]],
+        runs: Callable[[], Sequence[Run]],
+        sink: Sink,
         encode: Callable[[Claimed, Failed], str],
     ) -> None:
         self._conninfo = conninfo
@@ -107,6 +106,7 @@ class Guard:
         self._limits = limits
         self._heartbeat = heartbeat
         self._runs = runs
+        self._sink = sink
         self._encode = encode
         self._loop: asyncio.AbstractEventLoop
         self._loop_thread = 0
@@ -122,6 +122,10 @@ class Guard:
         self._beat_at = 0.0
         self._reported: tuple[float, str] | None = None
         self._conn: psycopg.Connection[Any] | None = None
+        self._writing: dict[tuple[object, ...], Claimed] = {}
+        """Jobs whose outcomes it has taken upon itself, by fence; added in the thread, removed on the loop."""
+        self._written = asyncio.Event()
+        self._ended = asyncio.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aioqueue guard", daemon=True)
 
@@ -137,19 +141,28 @@ class Guard:
         self._loop_thread = threading.get_ident()
         self._thread.start()
 
+    def jobs(self) -> list[UUID]:
+        """Jobs whose outcomes it writes now."""
+        return [job.job_id for job in list(self._writing.values())]
+
+    async def wait_written(self) -> None:
+        """Wait until everything it has begun to write is recorded, or the recorder's."""
+        while self._writing:
+            self._written.clear()
+            await self._written.wait()
+
     async def stop(self) -> None:
         """Stop the thread and close its connection."""
         self._stop.set()
-        await asyncio.to_thread(self._thread.join, 1.0)  # it may stand in a call to a server that hangs
+        with contextlib.suppress(TimeoutError):  # it may stand in a call to a server that hangs
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._ended.wait()
 
     def _run(self) -> None:
         while not self._stop.wait(self._pause):
-            try:
-                if self._asked is None:
-                    self._asked = time.monotonic()
-                    self._loop.call_soon_threadsafe(self._turn)
-            except RuntimeError:  # the loop is closed
-                break
+            if self._asked is None:
+                self._asked = time.monotonic()
+                self._on_loop(self._turn)
             try:
                 self._look()
             except psycopg.Error as error:
@@ -158,6 +171,13 @@ class Guard:
             except Exception:
                 logger.exception("guard failed; it goes on")
         self._close()
+        self._on_loop(self._ended.set)
+
+    def _on_loop(self, callback: Callable[..., object], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the loop is closed: the worker is gone
+            self._stop.set()
 
     def _turn(self) -> None:
         self._asked = None
@@ -168,7 +188,7 @@ class Guard:
             if self._reported is not None:
                 since, where = self._reported
                 self._reported = None
-                self._emit(LoopBlocked(where, time.monotonic() - since, over=True))
+                self._on_loop(self._observers.emit, LoopBlocked(where, time.monotonic() - since, over=True))
             self._connect()
             return
         self._report(block := self._find_block())
@@ -181,24 +201,24 @@ class Guard:
         """Do what the blocked loop cannot: beat, and end jobs that are past their limit."""
         sent = clock()
         if sent - self._beat_at >= self._lease.beat_seconds / 2:
-            row = conn.execute(
-                self._store.sql["beat"],
-                (
-                    self._heartbeat.worker,
-                    self._lease.lease,
-                    len(list(self._runs())),
-                    [f"the event loop is blocked at {block.where}"],
-                ),
-            ).fetchone()
+            worker = self._heartbeat.worker
+            alive = self._store.beat_in_thread(
+                conn,
+                worker=worker,
+                lease=self._lease.lease,
+                running=len(self._runs()),
+                problems=[f"the event loop is blocked at {block.where}"],
+            )
             self._beat_at = sent
-            if row is not None and row[0]:
+            if alive:
                 self._heartbeat.renewed(sent)
             else:
-                self._loop.call_soon_threadsafe(self._heartbeat.refused)
+                self._on_loop(self._heartbeat.refused, worker)
         now = time.monotonic()
-        for run in list(self._runs()):
-            if run.ends is not None and now > run.ends + self._limits.abandon and not run.put:
-                self._time_out(conn, run, block)
+        for run in self._runs():
+            ends = run.ends
+            if ends is not None and now > ends + self._limits.abandon and not run.taken:
+                self._time_out(conn, run, block.stack if block.run is run else None)
 
     def _connect(self) -> psycopg.Connection[Any] | None:
         """Return the connection; None while the server refuses one and it is not yet time to ask again."""
@@ -240,7 +260,7 @@ class Guard:
             job = "no job" if block.run is None else f"job {block.run.job.job_id} ({block.run.job.task})"
             logger.warning("the event loop has been blocked for %.1f s by %s at %s", self.lag, job, block.where)
             job_id = None if block.run is None else block.run.job.job_id
-            self._emit(LoopBlocked(block.where, self.lag, over=False, job_id=job_id))
+            self._on_loop(self._observers.emit, LoopBlocked(block.where, self.lag, over=False, job_id=job_id))
 
     def _find_block(self) -> _Block:
         """Name the job whose task runs now and the innermost line of user code."""
@@ -253,30 +273,31 @@ class Guard:
         stack = "".join(traceback.format_stack(frame)[-20:]) if frame is not None else ""
         return _Block(run, _innermost(frame), stack)
 
-    def _time_out(self, conn: psycopg.Connection[Any], run: GuardedRun, block: _Block) -> None:
+    def _time_out(self, conn: psycopg.Connection[Any], run: Run, stack: str | None) -> None:
         """Write the fenced time-out of a job that the blocked loop cannot end."""
-        run.put = True
-        message = f"the job ran longer than its time limit of {run.limit:g} s"
-        if run.blocked is not None:
-            message += f"; {run.blocked}"
-        error = ErrorText("aioqueue.errors.TimeLimitExceeded", message, block.stack if block.run is run else None)
-        outcome = Failed(Reason.TIME_LIMIT, error, run.delay(TimeoutError(message)))
-        try:
-            rows = conn.execute(self._store.sql["record"], (run.job.worker, f"[{self._encode(run.job, outcome)}]")).fetchall()
-        except psycopg.Error:
-            run.put = False
-            raise
         job = run.job
-        if rows and rows[0][1] == LOCKED:
-            run.put = False  # somebody holds its row: at the next look once more
-        elif rows:
-            seconds = time.monotonic() - job.claimed_at
-            self._emit(JobRecorded(job.job_id, job.task, job.tenant, job.attempt, rows[0][1], seconds, message))
-        else:
-            self._emit(JobLost(job.job_id, job.task, job.attempt))
+        # Before it is taken, so that at every moment somebody knows of the job.
+        self._writing[job.fence] = job
+        outcome: Failed | None = None
+        state: str | None = None
+        try:
+            if run.take():
+                outcome = run.timed_out(stack)
+                text = self._encode(job, outcome)
+                state = self._store.record_in_thread(conn, worker=job.worker, outcomes=f"[{text}]").get(job.job_id)
+        finally:
+            self._on_loop(self._hand_over, job, outcome, state)
 
-    def _emit(self, event: Any) -> None:
-        self._loop.call_soon_threadsafe(self._observers.emit, event)
+    def _hand_over(self, job: Claimed, outcome: Failed | None, state: str | None) -> None:
+        """On the loop: the job is recorded, or else (its row locked or gone, an error) the recorder's like any other."""
+        self._writing.pop(job.fence, None)
+        self._written.set()
+        if outcome is None:
+            return
+        if state is None or state == LOCKED:
+            self._sink.put(job, outcome)
+        else:
+            self._sink.recorded_by_guard(job, state, f"{outcome.error.type}: {outcome.error.message}")
 
 
 def _innermost(frame: FrameType | None) -> str:

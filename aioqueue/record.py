@@ -1,14 +1,15 @@
 """Records outcomes in batches of any mixture; the one `match` over outcomes stands here.
 
-At once when nothing is in flight, otherwise in the next batch, so a lone job waits for no company. A batch is repeated until
-the database takes it: the fence makes that safe. What the database refuses for its content is halved until the culprit
-stands alone, and gets a minimal write. Back-pressure: the claimer asks `full`.
+At once when nothing is in flight, otherwise in the next batch, so a lone job waits for no company. While the database is away
+a batch is repeated until it is taken: the fence makes that safe. One that is refused is halved until the culprit stands alone
+and waits its turn apart; for its content it gets a minimal write. Nothing is dropped. Back-pressure: see `wait_room`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import time
 from collections import deque
@@ -26,37 +27,47 @@ from .job import Claimed
 from .outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Released, Snoozed, Succeeded
 from .store import LOCKED, REFUSED, Store
 
+logger = logging.getLogger("aioqueue")
+
 BATCH = 200
 """Jobs of one write at most."""
 LOCKED_PAUSE = 0.1
-"""Seconds until such a job is tried again."""
+"""Seconds until a job whose row somebody holds is tried again."""
+REFUSED_PAUSES = (0.5, 10.0)
+"""Seconds until an outcome that was refused by itself is tried again: at first, doubling, at most; jittered."""
+LOOK_BACK = 50
+"""Attempts of a job among which one without an answer is looked for."""
 BATCH_CHARACTERS = 4_000_000
 """Characters of one write at most, a single outcome apart."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pending:
-    """One outcome on its way; `name` is what stands in events."""
+    """One outcome on its way. `name` is what stands in events; `state` what the job is to become, a cancel apart."""
 
     job: Claimed
     text: str
     name: str
+    state: str
+    reason: Reason | None = None
     minimal: bool = False
-    succeeded: bool = False
+    refusals: int = 0
 
 
 def encode(job: Claimed, outcome: Outcome) -> Pending:
     """Turn an outcome into the JSON that sql/functions/record.sql reads."""
     facts: dict[str, Any]
+    state = "ready"
     match outcome:
         case Succeeded(result):
-            return Pending(job, f'{_fence(job)},"o":"succeeded","r":{result}}}', "succeeded", succeeded=True)
+            return Pending(job, f'{_fence(job)},"o":"succeeded","r":{result}}}', "succeeded", "succeeded")
         case Failed(reason, error, delay):
             facts = {"o": reason, "d": delay, "t": error.type, "m": error.message, "b": error.traceback}
             name = f"{error.type}: {error.message}"
+            state = "dead" if delay is None else state
         case Cancelled(message):
             facts = {"o": Reason.CANCELLED, "d": None, "m": message}
-            name = message
+            name, state = message, "cancelled"
         case Snoozed(delay):
             facts = {"o": Reason.SNOOZED, "d": delay, "s": True}
             name = "snoozed"
@@ -65,19 +76,32 @@ def encode(job: Claimed, outcome: Outcome) -> Pending:
             if reason is Reason.UNKNOWN_TASK:
                 facts["u"] = job.task
             name = message
-    return Pending(job, f"{_fence(job)},{json.dumps(facts)[1:]}", name)
+    if facts["d"]:
+        state = "scheduled"
+    return Pending(job, f"{_fence(job)},{json.dumps(facts)[1:]}", name, state, Reason(facts["o"]))
 
 
 def _fence(job: Claimed) -> str:
     return f'{{"j":"{job.job_id}","l":{job.lane},"v":{job.vt},"a":{job.attempt}'
 
 
-def _minimal(pending: Pending, refused: psycopg.Error) -> Pending:
-    """Return the smallest outcome that still says why: the one the database cannot refuse for its content."""
-    error = ErrorText("OutcomeRefused", f"the outcome could not be stored ({refused.sqlstate})")
+def _minimise(pending: Pending, refusal: Exception) -> None:
+    """Make it the smallest outcome that still says why: the one the database cannot refuse for its content."""
+    state = getattr(refusal, "sqlstate", None) or type(refusal).__name__
+    error = ErrorText("OutcomeRefused", f"the outcome could not be stored ({state})")
     small = encode(pending.job, Failed(Reason.INVALID_RESULT, error, None))
-    small.minimal = True
-    return small
+    pending.text, pending.name, pending.state, pending.reason = small.text, small.name, small.state, small.reason
+    pending.minimal = True
+
+
+def _passes(error: psycopg.Error) -> bool:
+    """Whether the same write may be taken a moment later: the server is away, or it lost to others (deadlock, lock_timeout)."""
+    state = error.sqlstate or ""
+    return connection_lost(error) or state.startswith("40") or state == "55P03"
+
+
+def _refuses_content(error: Exception) -> bool:
+    return isinstance(error, psycopg.DataError | UnicodeError) or str(getattr(error, "sqlstate", None))[:2] in REFUSED
 
 
 class Recorder:
@@ -99,10 +123,13 @@ class Recorder:
         self._capacity = capacity
         self._recorded = recorded
         self._ready = ready
+        self._pending: dict[Pending, None] = {}
+        """All that is not recorded yet, wherever it stands: in one of the next three, or in a write."""
         self._queue: deque[Pending] = deque()
-        self._in_flight = 0
-        self._held: set[UUID] = set()
-        self._writing: set[UUID] = set()
+        self._parts: deque[list[Pending]] = deque()
+        """Batches that are to be written as they are: halves of one that was refused, and what waited apart."""
+        self._held: dict[Pending, asyncio.TimerHandle] = {}
+        """What waits its turn apart."""
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -112,32 +139,44 @@ class Recorder:
     @property
     def pending(self) -> int:
         """Outcomes not written yet."""
-        return len(self._queue) + self._in_flight + len(self._held)
+        return len(self._pending)
+
+    @property
+    def refused(self) -> int:
+        """Outcomes that the database refuses each by itself; they are tried again."""
+        return sum(pending.refusals > 0 for pending in self._pending)
 
     def jobs(self) -> list[UUID]:
         """Jobs whose outcomes are not written yet."""
-        return [*(p.job.job_id for p in self._queue), *self._writing, *self._held]
+        return [pending.job.job_id for pending in self._pending]
 
     def put(self, job: Claimed, outcome: Outcome) -> None:
-        """Take an outcome. Never blocks, never fails."""
-        self._queue.append(encode(job, outcome))
-        self._idle.clear()
+        """Take an outcome, also one that may have been written already. Never blocks, never fails."""
+        pending = encode(job, outcome)
+        self._pending[pending] = None
+        self._queue.append(pending)
         self._work.set()
-        if self.pending >= self._capacity:
-            self._room.clear()
+        self._update_events()
 
-    def settled(self, job: Claimed) -> None:
+    def recorded_by_commit(self, job: Claimed) -> None:
         """Take note of a success that its own commit recorded."""
-        seconds = time.monotonic() - job.claimed_at
-        self._observers.emit(JobRecorded(job.job_id, job.task, job.tenant, job.attempt, "succeeded", seconds))
+        self._note(job, "succeeded")
         self._recorded()
+
+    def recorded_by_guard(self, job: Claimed, state: str, error: str) -> None:
+        """Take note of a time-out that the guard recorded."""
+        self._note(job, state, error)
+        self._recorded()
+        if state == "ready" and self._ready is not None:
+            self._ready()
 
     async def wait_room(self) -> None:
         """Wait while more outcomes are pending than the database keeps up with."""
         await self._room.wait()
 
     async def wait_idle(self) -> None:
-        """Wait until everything is written."""
+        """Wait until everything is written; what waits apart is tried at once."""
+        self._retry_held()
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -152,21 +191,22 @@ class Recorder:
                 continue
             try:
                 await self._write(batch)
+            except Exception as error:
+                self._set_apart([pending for pending in batch if pending in self._pending], error)
             except BaseException:
-                self._queue.extendleft(reversed(batch))
+                # Cancelled: what the server did is not known, and is looked up at the next write.
+                self._add_part([pending for pending in batch if pending in self._pending])
                 raise
             finally:
-                self._in_flight -= len(batch)
-                self._writing.difference_update(p.job.job_id for p in batch)
-            self._settle()
+                self._update_events()
 
-    def _settle(self) -> None:
-        if self.pending < self._capacity:
-            self._room.set()
-        if not self.pending:
-            self._idle.set()
+    def _update_events(self) -> None:
+        _set_if(self._room, len(self._pending) < self._capacity)
+        _set_if(self._idle, not self._pending)
 
     def _take(self) -> list[Pending]:
+        if self._parts:
+            return self._parts.popleft()
         batch: list[Pending] = []
         size = 0
         while self._queue and len(batch) < BATCH:
@@ -175,80 +215,113 @@ class Recorder:
             if batch and (size > BATCH_CHARACTERS or pending.job.worker != batch[0].job.worker):
                 break
             batch.append(self._queue.popleft())
-        self._in_flight += len(batch)
-        self._writing.update(p.job.job_id for p in batch)
         return batch
 
     async def _write(self, batch: list[Pending]) -> None:
-        """Write a batch, repeating it until it is written; halve it where its content is refused."""
+        """Write a batch, repeating it until the database is there; raise what else it says."""
         lost_since: float | None = None
         pause = 0.05
-        repeated = False
         while True:
             try:
                 async with self._database.runtime() as conn:
                     states = await self._store.record(
                         conn, worker=batch[0].job.worker, outcomes=f"[{','.join(p.text for p in batch)}]"
                     )
-                    if repeated:
-                        states = {**states, **await self._read_back(conn, [p for p in batch if p.job.job_id not in states])}
+                    for pending in batch:
+                        if pending.job.job_id not in states and (found := await self._look_up(conn, pending)):
+                            states[pending.job.job_id] = found
+                break
             except psycopg.Error as error:
-                state = error.sqlstate or ""
-                if state[:2] in REFUSED or isinstance(error, psycopg.DataError):
-                    await self._write_apart(batch, error)
-                    return
+                if not _passes(error):
+                    raise
                 if lost_since is None:
                     lost_since = time.monotonic()
                     self._observers.emit(DatabaseLost("recorder", str(error)))
-                repeated = repeated or connection_lost(error)
                 await asyncio.sleep(pause * (0.5 + random.random()))
                 pause = min(pause * 2, 2.0)
-            else:
-                break
         if lost_since is not None:
             self._observers.emit(DatabaseRecovered("recorder", time.monotonic() - lost_since))
-        now = time.monotonic()
         for pending in batch:
-            job = pending.job
-            recorded = states.get(job.job_id)
-            if recorded == LOCKED:
-                self._again(pending)
-            elif recorded is not None:
-                failed = None if recorded == "succeeded" else pending.name
-                self._observers.emit(
-                    JobRecorded(job.job_id, job.task, job.tenant, job.attempt, recorded, now - job.claimed_at, failed)
-                )
-            elif not repeated or pending.succeeded:
-                # After a lost answer, no row may also mean: written the first time. A success was looked up.
-                self._lost(job)
+            self._end(pending, states.get(pending.job.job_id))
         self._recorded()
         if self._ready is not None and "ready" in states.values():
             self._ready()  # handed back: nobody else says that there is work
 
-    async def _read_back(self, conn: AsyncConnection[Any], batch: list[Pending]) -> dict[UUID, str]:
-        """Look up which successes of a repeated batch were written the first time."""
-        found = {p.job.job_id: await self._store.read_back(conn, p.job) for p in batch if p.succeeded}
-        return {job_id: state for job_id, state in found.items() if state == "succeeded"}
+    async def _look_up(self, conn: AsyncConnection[Any], pending: Pending) -> str | None:
+        """Return what an attempt without a row became if it was written already: by a write without an answer, or its commit.
 
-    def _again(self, pending: Pending) -> None:
-        """Somebody holds the job's row, such as a cancel in an open transaction: in a moment once more."""
-        self._held.add(pending.job.job_id)
-        asyncio.get_running_loop().call_later(LOCKED_PAUSE, self._put_again, pending)
+        None: it is no longer this worker's.
+        """
+        job = pending.job
+        if await self._store.read_back(conn, job) == "succeeded":
+            return "succeeded"
+        attempts = await self._store.list_attempts(conn, job.job_id, limit=LOOK_BACK)
+        if (job.attempt, job.worker, pending.reason) not in {(a["attempt"], a["worker"], a["reason"]) for a in attempts}:
+            return None
+        status = await self._store.job_status(conn, job.job_id)
+        return pending.state if status is None or status.attempt != job.attempt else str(status.state)
 
-    def _put_again(self, pending: Pending) -> None:
-        self._held.discard(pending.job.job_id)
-        self._queue.append(pending)
-        self._work.set()
+    def _end(self, pending: Pending, state: str | None) -> None:
+        job = pending.job
+        if state == LOCKED:
+            self._hold(pending, LOCKED_PAUSE)
+            return
+        del self._pending[pending]
+        if state is None:
+            self._observers.emit(JobLost(job.job_id, job.task, job.attempt))
+        else:
+            self._note(job, state, None if state == "succeeded" else pending.name)
+        if pending.refusals:
+            self._retry_held()  # what stood in the way may be gone for all
 
-    async def _write_apart(self, batch: list[Pending], error: psycopg.Error) -> None:
+    def _note(self, job: Claimed, state: str, error: str | None = None) -> None:
+        seconds = time.monotonic() - job.claimed_at
+        self._observers.emit(JobRecorded(job.job_id, job.task, job.tenant, job.attempt, state, seconds, error))
+
+    def _set_apart(self, batch: list[Pending], error: Exception) -> None:
+        """Halve what was refused until the culprit stands alone; it waits, so that its neighbours go on."""
         if len(batch) > 1:
             middle = len(batch) // 2
-            await self._write(batch[:middle])
-            await self._write(batch[middle:])
-        elif not batch[0].minimal:
-            await self._write([_minimal(batch[0], error)])
-        else:
-            self._lost(batch[0].job)
+            self._add_part(batch[:middle])
+            self._add_part(batch[middle:])
+            return
+        for pending in batch:
+            if _refuses_content(error) and not pending.minimal:
+                _minimise(pending, error)
+                self._add_part([pending])
+                continue
+            if not pending.refusals:
+                logger.warning(
+                    "the outcome of job %s (%s) cannot be recorded and is tried again: %s: %s",
+                    pending.job.job_id, pending.job.task, type(error).__name__, error,
+                )  # fmt: skip
+            first, longest = REFUSED_PAUSES
+            self._hold(pending, min(longest, first * 2 ** min(pending.refusals, 10)) * (0.5 + random.random() / 2))
+            pending.refusals += 1
 
-    def _lost(self, job: Claimed) -> None:
-        self._observers.emit(JobLost(job.job_id, job.task, job.attempt))
+    def _add_part(self, part: list[Pending]) -> None:
+        if part:
+            self._parts.append(part)
+            self._work.set()
+
+    def _hold(self, pending: Pending, seconds: float) -> None:
+        self._held[pending] = asyncio.get_running_loop().call_later(seconds, self._retry, pending)
+
+    def _retry(self, pending: Pending) -> None:
+        self._held.pop(pending).cancel()
+        if pending.refusals:
+            self._add_part([pending])
+        else:
+            self._queue.append(pending)
+            self._work.set()
+
+    def _retry_held(self) -> None:
+        for pending in list(self._held):
+            self._retry(pending)
+
+
+def _set_if(event: asyncio.Event, condition: bool) -> None:
+    if condition:
+        event.set()
+    else:
+        event.clear()

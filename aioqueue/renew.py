@@ -74,8 +74,10 @@ class Heartbeat:
         """Wait while the lease is in doubt."""
         await self._proven.wait()
 
-    def refused(self) -> None:
-        """The database says that this worker is dead: go on under a new identity."""
+    def refused(self, worker: int) -> None:
+        """The database says that `worker` is dead: go on under a new identity, unless that has been done."""
+        if worker != self.worker:
+            return
         self._doubt(f"worker {self.worker} was declared dead")
         self._dead = True
         self._again.set()
@@ -143,10 +145,11 @@ class Heartbeat:
 
     async def _beat(self) -> None:
         sent = clock()
+        worker = self.worker
         async with self._database.runtime(self._settings.beat_seconds) as conn:
             alive = await self._store.beat(
                 conn,
-                worker=self.worker,
+                worker=worker,
                 lease=self._settings.lease,
                 running=self._running(),
                 problems=self._problems(),
@@ -154,7 +157,7 @@ class Heartbeat:
         if alive:
             self._accepted(sent)
         else:
-            self.refused()
+            self.refused(worker)
 
     def _accepted(self, sent: float) -> None:
         self.renewed(sent)

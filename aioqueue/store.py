@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from psycopg import AsyncConnection, AsyncCursor, sql
+from psycopg import AsyncConnection, AsyncCursor, Connection, sql
 from psycopg.rows import TupleRow, dict_row, tuple_row
 
 from .floor import Snapshot
@@ -386,6 +386,19 @@ class Store:
         """Return those of the transactions (pg_current_xact_id) that have ended."""
         cursor = await self.execute(conn, "ended_transactions", (_array(xids),))
         return {int(row[0]) for row in await cursor.fetchall()}
+
+    # What the guard does in its thread while the event loop is blocked.
+
+    def beat_in_thread(
+        self, conn: Connection[Any], *, worker: int, lease: float, running: int, problems: Sequence[str] = ()
+    ) -> bool:
+        """Do as `beat` does."""
+        row = conn.execute(self.sql["beat"], (worker, lease, running, list(problems))).fetchone()
+        return row is not None and bool(row[0])
+
+    def record_in_thread(self, conn: Connection[Any], *, worker: int, outcomes: str) -> dict[UUID, str]:
+        """Do as `record` does."""
+        return dict(conn.execute(self.sql["record"], (worker, outcomes)).fetchall())
 
     # What people read, as rows of named columns; see sql/statements/. Made for the worker's role.
 

@@ -23,6 +23,7 @@ from uuid import UUID
 import anyio
 import psycopg
 
+from .attempt import Cause
 from .claim import Claimer, Lanes
 from .database import Database
 from .events import Observers, WorkerStarted, WorkerStopped, WorkerStopping
@@ -33,7 +34,7 @@ from .listen import Kind
 from .maintenance.service import Maintenance
 from .record import Recorder, encode
 from .renew import Heartbeat
-from .run import Cause, Runner
+from .run import Runner
 from .settings import DEFAULT_QUEUE, Settings, WorkerSettings, parse_queues
 from .store import LOWEST_ID, Store
 from .task import Task
@@ -78,6 +79,7 @@ class Slots:
         self.concurrency = concurrency
         self.runner: Runner
         self.recorder: Recorder
+        self.guard: Guard
         self._freed = asyncio.Event()
         self.empty = asyncio.Event()
         self.empty.set()
@@ -112,7 +114,7 @@ class Slots:
 
     def known(self) -> Sequence[UUID]:
         """Every claimed job of this process that is not recorded yet."""
-        return [*(run.job.job_id for run in self.runner.runs.values()), *self.recorder.jobs()]
+        return [*(run.job.job_id for run in self.runner.runs.values()), *self.recorder.jobs(), *self.guard.jobs()]
 
 
 class Worker:
@@ -221,7 +223,7 @@ class Worker:
             put=recorder.put,
             claimed=self._maintenance.wake,
         )
-        self._guard = Guard(
+        self._guard = slots.guard = Guard(
             database.conninfo,
             store,
             observers,
@@ -229,6 +231,7 @@ class Worker:
             limits=settings.limits,
             heartbeat=self.heartbeat,
             runs=lambda: list(runner.runs.values()),
+            sink=recorder,
             encode=lambda job, outcome: encode(job, outcome).text,
         )
 
@@ -251,6 +254,8 @@ class Worker:
         stands = time.monotonic() - self._claimer.turned
         if stands > STANDSTILL + self._worker_settings.poll and not self._claimer.waits_for_slots:
             found.append(f"the claim loop has not turned for {stands:.0f} s")
+        if self._recorder.refused:
+            found.append(f"the database refuses {self._recorder.refused} outcomes; they are tried again")
         if not self._wake_ups.listening:
             found.append("the listener is not connected: work is found by polling only")
         return found
@@ -335,9 +340,10 @@ class Worker:
                 await self._wait_empty(max(0.0, self._settings.limits.abandon + 1.0 - LAST_WRITES))
         try:
             async with asyncio.timeout(LAST_WRITES):
+                await self._guard.wait_written()
                 await self._recorder.wait_idle()
         except TimeoutError:
-            self.unwritten = self._recorder.pending
+            self.unwritten = self._recorder.pending + len(self._guard.jobs())
             return False
         return True
 

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 from psycopg import AsyncConnection
 
+from aioqueue.attempt import Cause
 from aioqueue.database import Database
 from aioqueue.events import Event, Observers
 from aioqueue.job import Claimed, NewJob, new_job_id
 from aioqueue.outcome import Outcome
-from aioqueue.run import Cause, Runner
+from aioqueue.run import Runner
 from aioqueue.settings import LeaseSettings, LimitSettings, PoolSettings, Settings
 from aioqueue.store import Store
 from aioqueue.task import TaskRegistry
@@ -81,7 +82,7 @@ class Bench:
     """Runs single jobs on a pool without a worker's loops around them, so that they share one connection.
 
     `run` claims and runs one job of a task of `tasks` and returns its outcome: None where its own commit recorded it
-    (then its id stands in `settled`) or where the job was lost.
+    (then it stands in `settled_jobs`) or where the job was lost.
     """
 
     engine: Session
@@ -103,7 +104,7 @@ class Bench:
         self.outcomes[job.job_id] = outcome
         self.freed.set()
 
-    def settled(self, job: Claimed) -> None:
+    def recorded_by_commit(self, job: Claimed) -> None:
         self.settled_jobs.append(job)
 
     async def claim(self, task: str, payload: str = "{}", *, tenant: str | None = None, **options: Any) -> Claimed:
@@ -179,8 +180,8 @@ async def bench(
         def put(self, job: Claimed, outcome: Outcome) -> None:
             made.put(job, outcome)
 
-        def settled(self, job: Claimed) -> None:
-            made.settled(job)
+        def recorded_by_commit(self, job: Claimed) -> None:
+            made.recorded_by_commit(job)
 
     runner = Runner(
         tasks=tasks.tasks,

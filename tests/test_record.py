@@ -5,11 +5,13 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from aioqueue import record
 from aioqueue.database import Database, sever
 from aioqueue.events import DatabaseLost, JobLost, JobRecorded, Observers
 from aioqueue.job import Claimed
@@ -17,9 +19,9 @@ from aioqueue.outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Rele
 from aioqueue.record import BATCH, Recorder
 from aioqueue.settings import PoolSettings
 from aioqueue.store import Store
-from tests.kit import PATIENCE, Seen, session
+from tests.kit import PATIENCE, Seen, session, until
 from tests.postgres import Database as PlainDatabase
-from tests.sql.engine import Session
+from tests.sql.engine import Session, changed, entry
 
 pytestmark = pytest.mark.anyio
 
@@ -37,9 +39,14 @@ class CountingStore(Store):
         super().__init__(schema)
         self.batches: list[int] = []
         self.after: Callable[[AsyncConnection[Any]], None] | None = None
+        self.trouble: Exception | None = None
+        self.troubled = ""
+        """Raise the trouble for batches that contain this text."""
 
     async def record(self, conn: AsyncConnection[Any], *, worker: int, outcomes: str) -> dict[Any, str]:
         self.batches.append(outcomes.count('{"j":'))
+        if self.trouble is not None and self.troubled in outcomes:
+            raise self.trouble
         states = await super().record(conn, worker=worker, outcomes=outcomes)
         if self.after is not None:
             self.after(conn)
@@ -81,6 +88,17 @@ class Bench:
             self.recorder.put(job, outcome)
         async with self.writing():
             pass
+
+
+def recorded(at: Bench) -> list[tuple[UUID, str]]:
+    return [(event.job_id, event.state) for event in at.seen.all(JobRecorded)]
+
+
+async def turn_until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until it is so; no event of the library says it."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -160,7 +178,31 @@ async def test_a_write_whose_answer_is_lost_is_repeated_without_a_second_effect(
     assert [await at.state(job) for job in jobs] == ["succeeded", "scheduled", "ready", "dead"]
     assert [len(await at.engine.attempts(job.job_id)) for job in jobs] == [0, 1, 1, 1]
     assert len(at.seen.all(DatabaseLost, loop="recorder")) == 1
-    assert [e.job_id for e in at.seen.all(JobRecorded)] == [jobs[0].job_id]
+    assert recorded(at) == [
+        (job.job_id, state) for job, state in zip(jobs, ["succeeded", "scheduled", "ready", "dead"], strict=True)
+    ]
+    assert not at.seen.all(JobLost)
+
+
+async def test_an_attempt_whose_answer_is_lost_is_told_from_one_that_others_ended(at: Bench) -> None:
+    """The same write twice: the first time it is taken and its answer lost, the second time nothing is left of the job."""
+    mine, theirs, cancelled = jobs = await at.claim(3)
+    assert await at.engine.cancel(cancelled.job_id) == "running"
+    await at.engine.record(at.worker, entry(mine, "error", d=60), entry(cancelled, "error", d=60))
+    await at.engine.end_lease(at.worker)
+    assert await at.engine.rescue() == (at.worker, 1)
+    await at.write(*((job, RETRY) for job in jobs))
+    assert sorted(recorded(at)) == sorted([(mine.job_id, "scheduled"), (cancelled.job_id, "cancelled")])
+    assert [e.job_id for e in at.seen.all(JobLost)] == [theirs.job_id]
+
+
+async def test_a_time_out_that_came_after_the_job_s_own_commit_is_recorded_as_its_success(at: Bench) -> None:
+    (job,) = await at.claim(1)
+    await at.engine.open_job(job)
+    await at.engine.finish(job)
+    await at.engine.commit()
+    await at.write((job, Failed(Reason.TIME_LIMIT, ERROR, 60.0)))
+    assert recorded(at) == [(job.job_id, "succeeded")]
     assert not at.seen.all(JobLost)
 
 
@@ -184,21 +226,35 @@ async def test_jobs_of_an_earlier_identity_are_written_under_it(at: Bench) -> No
 
 async def test_outcomes_wait_out_an_outage(at: Bench) -> None:
     jobs = await at.claim(5)
-    await at.engine.rows("REVOKE EXECUTE ON FUNCTION aioqueue.record FROM aioqueue_worker")
+    at.store.trouble = psycopg.OperationalError("the server is away, for the test")
     for job in jobs:
         at.recorder.put(job, Succeeded("1"))
     async with at.writing(recorders=2):
-        try:
-            await at.seen.wait(DatabaseLost, loop="recorder")
-            assert at.recorder.pending == 5
-            assert sorted(at.recorder.jobs()) == sorted(job.job_id for job in jobs)
-        finally:
-            await at.engine.rows("GRANT EXECUTE ON FUNCTION aioqueue.record TO aioqueue_worker")
+        await at.seen.wait(DatabaseLost, loop="recorder")
+        assert at.recorder.pending == 5
+        assert sorted(at.recorder.jobs()) == sorted(job.job_id for job in jobs)
+        at.store.trouble = None
+    assert set(at.store.batches) == {5}
+    assert [await at.state(job) for job in jobs] == ["succeeded"] * 5
+
+
+@pytest.mark.parametrize("state", ["40001", "40P01", "55P03"])
+async def test_a_write_that_lost_to_others_is_repeated_as_it_is(at: Bench, state: str) -> None:
+    jobs = await at.claim(5)
+    with_state = f"BEGIN\n    RAISE 'for the test' USING ERRCODE = '{state}';\n    PERFORM pg_current_xact_id();"
+    async with changed(at.engine, "record", ("BEGIN\n    PERFORM pg_current_xact_id();", with_state)):
+        for job in jobs:
+            at.recorder.put(job, Succeeded("1"))
+        writing = at.writing()
+        await writing.__aenter__()
+        await at.seen.wait(DatabaseLost, loop="recorder")
+    await writing.__aexit__(None, None, None)
+    assert set(at.store.batches) == {5}
     assert [await at.state(job) for job in jobs] == ["succeeded"] * 5
 
 
 async def test_a_write_that_is_cut_off_is_kept_for_the_next(at: Bench) -> None:
-    """A recorder that is cancelled in mid-write loses nothing."""
+    """A recorder that is cancelled once the server has committed its write loses nothing, and says it once."""
     jobs = await at.claim(3)
     for job in jobs:
         at.recorder.put(job, RETRY)
@@ -220,6 +276,96 @@ async def test_a_write_that_is_cut_off_is_kept_for_the_next(at: Bench) -> None:
         pass
     assert [await at.state(job) for job in jobs] == ["scheduled"] * 3
     assert [len(await at.engine.attempts(job.job_id)) for job in jobs] == [1] * 3
+    assert recorded(at) == [(job.job_id, "scheduled") for job in jobs]
+    assert not at.seen.all(JobLost)
+
+
+# -- refused, but not for their content --------------------------------------------------------------------------------------
+
+
+async def test_one_poisoned_outcome_waits_apart_and_is_never_dropped(at: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """A row planted by hand refuses one job's success (23505) for ever; its neighbours and who comes later are recorded."""
+    jobs = await at.claim(BATCH)
+    later = await at.claim(3)
+    poisoned = jobs.pop(77)
+    plant = "INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, finished_at) VALUES (%s, 'dead', 9, 0, now())"
+    await at.engine.rows(plant, poisoned.job_id)
+    for job in (*jobs[:77], poisoned, *jobs[77:]):
+        at.recorder.put(job, Succeeded("1"))
+    async with at.writing(recorders=2):
+        await at.seen.wait(JobRecorded, BATCH - 1)
+        for job in later:
+            at.recorder.put(job, Succeeded("1"))
+        await at.seen.wait(JobRecorded, BATCH + 2)
+        assert at.recorder.jobs() == [poisoned.job_id]
+        await until(at.engine, "SELECT count(*) = 1 FROM aioqueue.live")
+        await turn_until(lambda: at.recorder.refused == 1)
+        await at.engine.rows("DELETE FROM aioqueue.outcome WHERE job_id = %s", poisoned.job_id)
+    assert {state for _, state in recorded(at)} == {"succeeded"}
+    assert len(recorded(at)) == BATCH + 3
+    assert (at.recorder.pending, at.recorder.refused) == (0, 0)
+    assert [str(poisoned.job_id) in message for message in caplog.messages] == [True]
+
+
+async def test_a_batch_over_the_statement_timeout_is_written_in_parts(at: Bench) -> None:
+    jobs = await at.claim(BATCH)
+    too_much = (
+        "BEGIN\n    IF jsonb_array_length(p_outcomes) > 60 THEN RAISE 'too much' USING ERRCODE = '57014'; END IF;\n    PERFORM"
+    )
+    async with changed(at.engine, "record", ("BEGIN\n    PERFORM", too_much)):
+        await at.write(*((job, Succeeded("1")) for job in jobs))
+    assert [await at.state(job) for job in jobs] == ["succeeded"] * BATCH
+    assert sorted(at.store.batches) == [50, 50, 50, 50, 100, 100, 200]
+
+
+@pytest.mark.parametrize("state", ["42501", "XX000", "P0001", "23514", "54000"])
+async def test_a_refusal_of_everything_keeps_everything_and_all_is_written_once_it_ends(at: Bench, state: str) -> None:
+    """Also where the minimal write is refused (54000): a job never stays running without somebody who tries again."""
+    jobs = await at.claim(5)
+    refuse = f"BEGIN\n    RAISE 'for the test' USING ERRCODE = '{state}';\n    PERFORM pg_current_xact_id();"
+    async with changed(at.engine, "record", ("BEGIN\n    PERFORM pg_current_xact_id();", refuse)):
+        for job in jobs:
+            at.recorder.put(job, Succeeded("1"))
+        writing = at.writing(recorders=2)
+        await writing.__aenter__()
+        await turn_until(lambda: at.recorder.refused == 5)
+        assert at.recorder.pending == 5
+        assert [await at.state(job) for job in jobs] == ["running"] * 5
+    await writing.__aexit__(None, None, None)
+    assert [await at.state(job) for job in jobs] == ["dead" if state == "54000" else "succeeded"] * 5
+    assert not at.seen.all(JobLost)
+
+
+@pytest.mark.parametrize("trouble", [UnicodeEncodeError("latin-1", "☃", 0, 1, "for the test"), RuntimeError("for the test")])
+async def test_an_error_that_is_not_the_database_s_keeps_to_its_outcome_and_ends_no_recorder(
+    at: Bench, trouble: Exception
+) -> None:
+    jobs = await at.claim(8)
+    at.store.trouble, at.store.troubled = trouble, '"snow"'
+    for n, job in enumerate(jobs):
+        at.recorder.put(job, Succeeded('"snow"' if n == 5 else '"fine"'))
+    async with at.writing():
+        await at.seen.wait(JobRecorded, 7, state="succeeded")
+        await turn_until(lambda: at.recorder.refused == at.recorder.pending)
+        at.store.trouble = None
+    states = [await at.state(job) for job in jobs]
+    # What cannot be encoded is a matter of its content.
+    assert states.pop(5) == ("dead" if isinstance(trouble, UnicodeError) else "succeeded")
+    assert states == ["succeeded"] * 7
+
+
+async def test_what_waits_apart_is_tried_at_once_when_somebody_waits_for_everything(
+    at: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a stopping worker does, which has less time than the longest pause."""
+    monkeypatch.setattr(record, "REFUSED_PAUSES", (3600.0, 3600.0))
+    (job,) = await at.claim(1)
+    at.store.trouble = RuntimeError("for the test")
+    at.recorder.put(job, Succeeded("1"))
+    async with at.writing():
+        await turn_until(lambda: at.recorder.refused == 1)
+        at.store.trouble = None
+    assert await at.state(job) == "succeeded"
 
 
 async def test_the_claimer_waits_while_more_is_pending_than_the_database_takes(at: Bench) -> None:

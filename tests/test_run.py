@@ -11,10 +11,10 @@ import pytest
 from pydantic import BaseModel, field_validator
 
 from aioqueue import AioQueue, Cancel, JobContext, JobTransaction, LimitSettings, Retry, RetryIn, Snooze
+from aioqueue.attempt import Cause
 from aioqueue.context import current_job
 from aioqueue.events import JobAbandoned, JobLost
 from aioqueue.outcome import Cancelled, Failed, Outcome, Reason, Released, Snoozed, Succeeded
-from aioqueue.run import Cause
 from aioqueue.settings import PoolSettings
 from tests.kit import Bench, bench, passed, session
 from tests.postgres import Database

@@ -17,10 +17,10 @@ from psycopg.rows import dict_row, tuple_row
 from psycopg.types.string import StrDumper
 
 from aioqueue import AioQueue, JobContext, JobTransaction, LeaseLost, LimitSettings, Snooze
+from aioqueue.attempt import Cause
 from aioqueue.database import sever
 from aioqueue.events import JobLost
 from aioqueue.outcome import Failed, Reason, Released, Snoozed
-from aioqueue.run import Cause
 from tests.kit import Bench, bench, passed, session, until
 from tests.postgres import Database
 from tests.sql.engine import Session, changed

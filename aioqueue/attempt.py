@@ -1,0 +1,145 @@
+"""One attempt of a job in this process: where it stands, and the outcome that an exception or the runtime's own end makes of it.
+
+Decides, and does nothing: run.py runs the user code and hands the outcome on, guard.py ends what blocks the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from enum import Enum
+from typing import Any
+
+import psycopg
+
+from .errors import TimeLimitExceeded, TransactionViolation
+from .job import Claimed
+from .outcome import Cancel, Cancelled, ErrorText, Failed, Outcome, Reason, Released, RetryIn, Snooze, Snoozed
+from .task import TaskDefinition
+
+
+class Cause(Enum):
+    """Why the runtime ended a run."""
+
+    TIME_LIMIT = "time limit"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+    LEASE_LOST = "lease lost"
+
+
+class Run:
+    """One job in this process, from its claim until its slot is free again."""
+
+    __slots__ = (
+        "_lock",
+        "abandoned",
+        "blocked",
+        "cause",
+        "definition",
+        "ends",
+        "in_user_code",
+        "job",
+        "limit",
+        "should_stop",
+        "taken",
+        "task",
+        "thread",
+        "timers",
+        "waits",
+    )
+
+    def __init__(self, job: Claimed) -> None:
+        self.job = job
+        self.definition: TaskDefinition | None = None
+        self.limit = 0.0
+        self.ends: float | None = None
+        """When its time limit is over, by time.monotonic(); None while no user code runs."""
+        self.blocked: str | None = None
+        """What the guard saw it do to the event loop."""
+        self.abandoned = False
+        self.task: asyncio.Task[None] | None = None
+        self.thread: asyncio.Future[Any] | None = None
+        self.cause: Cause | None = None
+        self.in_user_code = False
+        self.waits = False
+        """Whether it waits for the connection of its own transaction; user code has not begun."""
+        self.should_stop = False
+        self.timers: list[asyncio.TimerHandle] = []
+        self.taken = False
+        """Whether somebody sees to its outcome already."""
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """Take it upon oneself to have the outcome recorded, from any thread; True for the first who asks, and only for him."""
+        with self._lock:
+            first, self.taken = not self.taken, True
+        return first
+
+    @property
+    def left(self) -> float:
+        """Seconds left of its time limit; never quite none."""
+        return max(0.001, 0.0 if self.ends is None else self.ends - time.monotonic())
+
+    def ended_by(self, *causes: Cause) -> bool:
+        """Whether the runtime has ended it for one of these causes (none given: for any)."""
+        return self.cause is not None and (not causes or self.cause in causes)
+
+    def delay(self, error: BaseException) -> float | None:
+        """Seconds until it is tried again after `error`; None: dead."""
+        failures = self.job.failures
+        if self.definition is None or failures >= self.job.max_attempts:
+            return None
+        return self.definition.retry.delay(error, failures=failures, random=random.random)
+
+    def failed(self, error: BaseException, reason: Reason = Reason.ERROR) -> Failed:
+        """Return the outcome of a failed attempt, retried by the task's policy."""
+        return Failed(reason, ErrorText.of(error), self.delay(error))
+
+    def raised(self, error: BaseException) -> Outcome:
+        """Return the outcome after `error` came out of user code."""
+        if isinstance(error, asyncio.CancelledError):
+            if self.ended_by():
+                return self.ended()
+            # Otherwise the task cancelled itself or raised it: a failure like any other.
+        elif self.ended_by(Cause.TIME_LIMIT, Cause.LEASE_LOST):
+            return self.ended(error)
+        match error:
+            case Snooze():
+                return Snoozed(error.delay)
+            case Cancel():
+                return Cancelled(error.reason)
+            case RetryIn():
+                last = self.job.failures >= self.job.max_attempts
+                return Failed(Reason.ERROR, ErrorText.of(error, with_traceback=False), None if last else error.delay)
+            case psycopg.errors.QueryCanceled() if self.left < 0.05 * self.limit:
+                self.cause = Cause.TIME_LIMIT
+                return self.ended(error)
+            case TransactionViolation():
+                return self.failed(error, Reason.VIOLATION)
+            case _:
+                return self.failed(error)
+
+    def ended(self, error: BaseException | None = None) -> Outcome:
+        """Return the outcome after the runtime ended it; `error` is what user code raised then."""
+        match self.cause:
+            case Cause.TIME_LIMIT:
+                limit = TimeLimitExceeded(self.limit)
+                limit.__cause__ = error
+                if self.blocked is not None:
+                    limit.add_note(self.blocked)
+                return self.failed(limit, Reason.TIME_LIMIT)
+            case Cause.CANCELLED:
+                return Cancelled("cancelled while it ran")
+            case Cause.INTERRUPTED:
+                return Released(Reason.INTERRUPTED, "its worker stopped")
+            case _:
+                return Released(Reason.INTERRUPTED, "its worker could not renew its lease")
+
+    def timed_out(self, stack: str | None) -> Failed:
+        """Return the outcome of a time-out that the guard writes; `stack`: where it blocks the event loop."""
+        limit = TimeLimitExceeded(self.limit)
+        text = ErrorText.of(limit, with_traceback=False)
+        message = text.message if self.blocked is None else f"{text.message}; {self.blocked}"
+        return Failed(Reason.TIME_LIMIT, ErrorText(text.type, message, stack), self.delay(limit))
