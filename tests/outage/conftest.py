@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from aioqueue import listen
-from tests.outage.proxy import Proxy
+from benchmarks.proxy import Proxy
 from tests.outage.server import DATABASE, OutageServer
 from tests.postgres import Database
 

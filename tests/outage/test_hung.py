@@ -11,7 +11,7 @@ import pytest
 from aioqueue import AioQueue, JobContext, renew
 from aioqueue.clock import clock
 from aioqueue.events import JobClaimed, JobRecorded, LeaseLost, LoopBlocked, WorkerStarted
-from tests.outage.proxy import Proxy
+from benchmarks.proxy import Proxy
 from tests.outage.scene import LEASE, make_scene
 from tests.outage.server import OutageServer
 

@@ -8,7 +8,7 @@ from psycopg import AsyncConnection
 
 from aioqueue.errors import ResultTimeout
 from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, LeaseLost, ListenerConnected, WorkerStarted
-from tests.outage.proxy import Proxy
+from benchmarks.proxy import Proxy
 from tests.outage.scene import make_scene
 from tests.outage.server import OutageServer
 

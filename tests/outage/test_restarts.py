@@ -13,7 +13,7 @@ import pytest
 from aioqueue import AioQueue
 from aioqueue.events import JobClaimed, LeaseLost, WorkerStarted
 from aioqueue.job import lane
-from tests.outage.proxy import Proxy
+from benchmarks.proxy import Proxy
 from tests.outage.scene import PATIENCE, make_scene
 from tests.outage.server import OutageServer, free_port
 

@@ -1,4 +1,4 @@
-"""A TCP proxy in a thread of its own, so that it goes on while a test blocks its event loop: passes, swallows, cuts, refuses."""
+"""A TCP proxy in a thread of its own, so that it goes on while others block their event loop: passes, swallows, cuts, refuses."""
 
 import asyncio
 import contextlib
