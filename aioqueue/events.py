@@ -55,7 +55,11 @@ class JobClaimed(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobRecorded(Event):
-    """The outcome is committed; `state` is the job's new state, `seconds` the time from claim to record."""
+    """The outcome is committed; `state` is the job's new state, `seconds` the time from claim to record.
+
+    Where the attempt did not succeed: `error` and `reason` (outcome.Reason) say why, `failures` of `max_attempts` attempts are
+    held against the job, this one included unless it is spared, and it runs again after `delay` seconds.
+    """
 
     job_id: UUID
     task: str
@@ -64,6 +68,10 @@ class JobRecorded(Event):
     state: str
     seconds: float
     error: str | None = None
+    reason: str | None = None
+    failures: int | None = None
+    max_attempts: int | None = None
+    delay: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

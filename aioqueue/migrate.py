@@ -6,6 +6,7 @@ behind a transaction-mode pooler too. Nothing else in aioqueue runs DDL.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,7 +61,7 @@ def code_version() -> int:
 
 
 def _command(schema: str) -> str:
-    option = "" if schema == DEFAULT_SCHEMA else f" --schema {schema!r}"
+    option = "" if schema == DEFAULT_SCHEMA else f" --schema {shlex.quote(schema)}"
     return f"python -m aioqueue migrate{option}"
 
 
@@ -82,7 +83,7 @@ async def status(conn: psycopg.AsyncConnection, *, schema: str) -> SchemaStatus:
     if exists and not usable:
         raise SchemaError(
             f"schema {quote_schema(schema)} is there, but this role has no rights in it: have its owner run "
-            f"'{_command(schema)} --grants ROLE'"
+            f"{_command(schema)} --grants ROLE (and --as client, for a role that runs no jobs)"
         )
     version = serves = 0
     if versioned:
@@ -100,10 +101,10 @@ async def check(conn: psycopg.AsyncConnection, *, schema: str) -> None:
     found = await status(conn, schema=schema)
     name = quote_schema(schema)
     if found.version == 0:
-        raise SchemaError(f"no aioqueue schema {name} in this database: run '{_command(schema)}' as its owner")
+        raise SchemaError(f"no aioqueue schema {name} in this database: as its owner, run {_command(schema)}")
     if found.version < found.needed:
         raise SchemaError(
-            f"schema {name} is at version {found.version}, this code needs {found.needed}: run '{_command(schema)}' as its owner"
+            f"schema {name} is at version {found.version}, this code needs {found.needed}: as its owner, run {_command(schema)}"
         )
     if found.serves > found.needed:
         raise SchemaError(

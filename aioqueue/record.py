@@ -14,7 +14,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -40,6 +40,9 @@ LOOK_BACK = 50
 BATCH_CHARACTERS = 4_000_000
 """Characters of one write at most, a single outcome apart."""
 
+_SPARED = (Reason.SNOOZED, Reason.INTERRUPTED, Reason.NO_CONNECTION, Reason.UNKNOWN_TASK)
+"""Reasons of attempts that are not held against the job."""
+
 
 @dataclass(slots=True, eq=False)
 class Pending:
@@ -50,6 +53,7 @@ class Pending:
     name: str
     state: str
     reason: Reason | None = None
+    delay: float | None = None
     minimal: bool = False
     refusals: int = 0
 
@@ -78,7 +82,7 @@ def encode(job: Claimed, outcome: Outcome) -> Pending:
             name = message
     if facts["d"]:
         state = "scheduled"
-    return Pending(job, f"{_fence(job)},{json.dumps(facts)[1:]}", name, state, Reason(facts["o"]))
+    return Pending(job, f"{_fence(job)},{json.dumps(facts)[1:]}", name, state, Reason(facts["o"]), facts["d"])
 
 
 def _fence(job: Claimed) -> str:
@@ -90,7 +94,8 @@ def _minimise(pending: Pending, refusal: Exception) -> None:
     state = getattr(refusal, "sqlstate", None) or type(refusal).__name__
     error = ErrorText("OutcomeRefused", f"the outcome could not be stored ({state})")
     small = encode(pending.job, Failed(Reason.INVALID_RESULT, error, None))
-    pending.text, pending.name, pending.state, pending.reason = small.text, small.name, small.state, small.reason
+    pending.text, pending.name, pending.state = small.text, small.name, small.state
+    pending.reason, pending.delay = small.reason, small.delay
     pending.minimal = True
 
 
@@ -270,13 +275,23 @@ class Recorder:
         if state is None:
             self._observers.emit(JobLost(job.job_id, job.task, job.attempt))
         else:
-            self._note(job, state, None if state == "succeeded" else pending.name)
+            self._note(job, state, None if state == "succeeded" else pending)
         if pending.refusals:
             self._retry_held()  # what stood in the way may be gone for all
 
-    def _note(self, job: Claimed, state: str, error: str | None = None) -> None:
-        seconds = time.monotonic() - job.claimed_at
-        self._observers.emit(JobRecorded(job.job_id, job.task, job.tenant, job.attempt, state, seconds, error))
+    def _note(self, job: Claimed, state: str, pending: Pending | None = None) -> None:
+        event = JobRecorded(job.job_id, job.task, job.tenant, job.attempt, state, time.monotonic() - job.claimed_at)
+        if pending is not None:
+            spared = pending.reason in _SPARED
+            event = replace(
+                event,
+                error=pending.name,
+                reason=pending.reason,
+                failures=job.failures - spared,
+                max_attempts=job.max_attempts,
+                delay=pending.delay if state == "scheduled" else None,
+            )
+        self._observers.emit(event)
 
     def _set_apart(self, batch: list[Pending], error: Exception) -> None:
         """Halve what was refused until the culprit stands alone; it waits, so that its neighbours go on."""

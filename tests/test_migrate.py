@@ -169,13 +169,13 @@ async def test_the_files_paste_into_psql_as_they_are() -> None:
 async def test_older_newer_and_missing_schemas_name_the_command(fresh_database: Create, monkeypatch: pytest.MonkeyPatch) -> None:
     database = fresh_database()
     assert await refusal(database, "aioqueue") == (
-        "no aioqueue schema \"aioqueue\" in this database: run 'python -m aioqueue migrate' as its owner"
+        'no aioqueue schema "aioqueue" in this database: as its owner, run python -m aioqueue migrate'
     )
-    assert "run 'python -m aioqueue migrate --schema 'other'' as its owner" in await refusal(database, "other")
+    assert "as its owner, run python -m aioqueue migrate --schema other" in await refusal(database, "other")
     await migrate.migrate(database.dsn("owner"))
     needed = migrate.code_version()
     monkeypatch.setattr(migrate, "code_version", lambda: needed + 1)
-    assert f"is at version {needed}, this code needs {needed + 1}: run 'python -m aioqueue migrate'" in await refusal(
+    assert f"is at version {needed}, this code needs {needed + 1}: as its owner, run python -m aioqueue migrate" in await refusal(
         database, "aioqueue"
     )
     monkeypatch.undo()
@@ -189,14 +189,14 @@ async def test_older_newer_and_missing_schemas_name_the_command(fresh_database: 
 
 async def test_the_command_in_a_message_can_be_pasted_into_a_shell(fresh_database: Create) -> None:
     message = await refusal(fresh_database(), ODD)
-    command = message.partition("run '")[2].partition("' as its owner")[0]
+    command = message.partition("as its owner, run ")[2]
     assert shlex.split(command)[-2:] == ["--schema", ODD]
 
 
 async def test_a_role_without_rights_is_told_what_its_owner_can_do(fresh_database: Create) -> None:
     database = fresh_database()
     await migrate.migrate(database.dsn("owner"))
-    assert "this role has no rights in it: have its owner run 'python -m aioqueue migrate --grants ROLE'" in await refusal(
+    assert "this role has no rights in it: have its owner run python -m aioqueue migrate --grants ROLE (" in await refusal(
         database, "aioqueue", "client"
     )
     await migrate.grant(database.dsn("owner"), role="aioqueue_client", kind="client")

@@ -1,12 +1,15 @@
 """Writes every event as one readable line; the standalone worker's logging is this observer of events and nothing else.
 
 Level DEBUG for what goes well, INFO for changes of state and attempts that will be repeated, WARNING for dead and lost jobs.
+Jobs that are handed back for want of a connection may be many a second: these are counted, and told every few seconds.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import time
+from collections.abc import Callable
 
 from aioqueue.events import (
     DatabaseLost,
@@ -26,20 +29,51 @@ from aioqueue.events import (
     WorkerStopping,
 )
 
-from .failure import one_line
+from aioqueue.outcome import Reason
 
-LINE = 300
+from .failure import one_line
+from .output import age
+
+LINE = 500
+TOLD_EVERY = 5.0
+"""Seconds between two lines about jobs that got no connection."""
+GAVE_UP = (
+    "this worker claims nothing more: what ignores its end cannot be stopped from outside. It lets its other jobs end and exits "
+    "with 1, for its supervisor to start it again"
+)
 
 
 class EventLog:
     """An observer that logs."""
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
+        self._clock = clock
+        self._waiting = 0
+        """Jobs without a connection that were not told of yet."""
+        self._told: float | None = None
+        self._gave_up = False
 
     def __call__(self, event: Event) -> None:
         """Log one event."""
-        level, text = describe(event)
+        if isinstance(event, JobRecorded) and event.reason == Reason.NO_CONNECTION:
+            self._waiting += 1
+        else:
+            self._log(*describe(event))
+        self._tell_waiting(at_once=isinstance(event, WorkerStopped))
+        if isinstance(event, JobAbandoned) and not self._gave_up:
+            self._gave_up = True
+            self._log(logging.WARNING, GAVE_UP)
+
+    def _tell_waiting(self, *, at_once: bool) -> None:
+        now = self._clock()
+        if self._waiting and (at_once or self._told is None or now - self._told >= TOLD_EVERY):
+            jobs = "1 job" if self._waiting == 1 else f"{self._waiting} jobs"
+            text = f"handed back {jobs}: no connection was free for a transaction; raise PoolSettings(size=), or lower -c"
+            self._log(logging.INFO, text)
+            self._waiting, self._told = 0, now
+
+    def _log(self, level: int, text: str) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", one_line(text, LINE))
 
@@ -47,6 +81,33 @@ class EventLog:
 def _job(event: JobClaimed | JobRecorded) -> str:
     tenant = "" if event.tenant is None else f", tenant {event.tenant}"
     return f"{event.task} {event.job_id} (attempt {event.attempt}{tenant})"
+
+
+_SPARED = (Reason.INTERRUPTED, Reason.NO_CONNECTION, Reason.UNKNOWN_TASK)
+
+
+def _recorded(event: JobRecorded) -> tuple[int, str]:
+    """Return the line of an attempt that did not succeed: what became of the job, which attempt, when it runs again, why."""
+    if event.reason == Reason.SNOOZED:
+        what = "snoozed"
+    elif event.reason in _SPARED:
+        what = "handed back"
+    else:
+        what = event.state if event.state in ("dead", "cancelled") else "failed"
+    counted = f"attempt {event.attempt}"
+    if what in ("failed", "dead") and event.failures is not None and event.max_attempts is not None:
+        counted = f"attempt {event.failures} of {event.max_attempts}"
+    tenant = "" if event.tenant is None else f", tenant {event.tenant}"
+    again = ""
+    if event.state in ("ready", "scheduled"):
+        again = f", again in {_wait(event.delay)}" if event.delay else ", again at once"
+    why = "" if what == "snoozed" else f": {event.error or 'no reason given'}"
+    level = logging.WARNING if event.state == "dead" else logging.INFO
+    return level, f"{what} {event.task} {event.job_id} ({counted}{tenant}){again}{why}"
+
+
+def _wait(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else age(seconds)
 
 
 def describe(event: Event) -> tuple[int, str]:
@@ -57,8 +118,7 @@ def describe(event: Event) -> tuple[int, str]:
         case JobRecorded(state="succeeded"):
             return logging.DEBUG, f"succeeded {_job(event)} in {event.seconds:.3f} s"
         case JobRecorded():
-            level = logging.WARNING if event.state == "dead" else logging.INFO
-            return level, f"{event.state} {_job(event)}: {event.error or 'no reason given'}"
+            return _recorded(event)
         case JobLost():
             return logging.WARNING, f"lost {event.task} {event.job_id} (attempt {event.attempt}): no longer this worker's"
         case JobAbandoned():

@@ -10,6 +10,7 @@ from psycopg import AsyncConnection
 
 from aioqueue import migrate as migrations
 from aioqueue.migrate import Kind, SchemaStatus
+from aioqueue.sql import quote_schema
 
 from .failure import UNHEALTHY, Common, Misuse
 from .loading import load_app
@@ -71,7 +72,8 @@ def _sql(common: Common, role: str | None, kind: Kind) -> str:
         return migrations.script(schema=schema)
     with reach(common, role="owner") as place:
         status = asyncio.run(_status(place))
-        return migrations.script(schema=place.schema, since=status.version)
+        nothing = f"-- schema {quote_schema(place.schema)} is at version {status.version}: nothing to do"
+        return migrations.script(schema=place.schema, since=status.version) or nothing
 
 
 async def _status(place: Place) -> SchemaStatus:
