@@ -1,4 +1,4 @@
-"""The app: registers tasks, enqueues, answers for results, and lends its services to workers.
+"""The app: opens and closes what tasks, handles and workers need, and answers for jobs by their id.
 
 Owns the pool, the notifier and, from the first waiter or worker on, the listener and the reader of results: plain asyncio
 tasks, opened and awaited here, so that an app can be opened in a test's fixture. One app, one event loop, one process.
@@ -10,60 +10,47 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import random
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
-import anyio
-import psycopg
-from psycopg import AsyncConnection
-from psycopg.pq import TransactionStatus
-from psycopg_pool import PoolTimeout
-from pydantic import BaseModel
-
 from . import embedded, migrate
 from .context import JobTransaction, current_job
-from .database import Database, connection_lost, deadline
+from .database import Database, deadline
 from .dsn import find_dsn, no_dsn
-from .errors import (
-    AppNotOpen,
-    ConfigurationError,
-    DuplicateJob,
-    InvalidOption,
-    JobNotFound,
-    TransactionAborted,
-    UnknownTask,
-)
+from .enqueue import Enqueuing
+from .errors import AppNotOpen, ConfigurationError, InvalidOption, JobNotFound
 from .events import Observer, Observers
-from .job import Job, JobState, JobStatus, NewJob
-from .keep import keep_running
+from .job import Job, JobState, JobStatus
+from .keep import keep_running, outlast
 from .listen import Kind, Listener
-from .options import Options, check_tenant
-from .payload import check_json
+from .options import check_tenant
 from .result import ResultReader
-from .settings import DEFAULT_SCHEMA, LeaseSettings, LimitSettings, PoolSettings, Settings, WorkerSettings
+from .running import RunningWorker
+from .settings import (
+    DEFAULT_SCHEMA,
+    EMBEDDED_GRACE,
+    LeaseSettings,
+    LimitSettings,
+    PoolSettings,
+    Settings,
+    WorkerSettings,
+)
 from .store import Store
-from .task import BoundTask, Task, TaskRegistry
+from .task import BoundTask, Task
 from .wakeup import Notifier
-from .worker import Worker
 
 R = TypeVar("R")
 
-EMBEDDED_GRACE = 10.0
-"""Seconds that a worker inside an application lets its jobs finish."""
-ENQUEUE_TRIES = 5
-"""Times at least that an enqueue on the pool is tried when its connection is lost; the id makes that safe."""
-ENQUEUE_PAUSE = 0.1
-"""Seconds between two of these at most, times the number of tries so far."""
+_inherited: list[object] = []
+"""What a parent process had opened: kept for ever, since an object that is collected may close what is the parent's."""
 
 
-class AioQueue(TaskRegistry):
+class AioQueue(Enqueuing):
     """A job queue on PostgreSQL.
 
     `dsn`: where none is given, AIOQUEUE_DSN, DATABASE_URL, PG*, then the embedded server in `data_dir` (default
@@ -101,12 +88,17 @@ class AioQueue(TaskRegistry):
         self._store = Store(schema)
         self._server: embedded.EmbeddedServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
+        self._pid = os.getpid()
         self._database: Database | None = None
         self._services: dict[str, asyncio.Task[None]] = {}
-        self._notifier: Notifier
         self._listener: Listener
         self._reader: ResultReader
+        self._opened = False
+        """Whether `open` was called, and `close` not yet."""
+        self._users = 0
+        """Who needs the pool: one for `open`, and each worker."""
+        self._turns = asyncio.Lock()
+        self._turns_of: asyncio.AbstractEventLoop | None = None
 
     # -- opening and closing ------------------------------------------------------------------------------------------
 
@@ -126,44 +118,28 @@ class AioQueue(TaskRegistry):
         return self._database is not None and self._pid == os.getpid()
 
     async def open(self) -> None:
-        """Open the pool and the notifier. Raises SchemaError, ConfigurationError, psycopg.OperationalError."""
-        if self._database is not None:
-            raise ConfigurationError("the app is open already; open it once, or make another AioQueue")
-        loop = asyncio.get_running_loop()
-        if sys.platform == "win32" and isinstance(loop, asyncio.ProactorEventLoop):
-            raise ConfigurationError(
-                "psycopg needs a selector event loop on Windows: asyncio.run(main(), loop_factory=asyncio.SelectorEventLoop)"
-            )
-        try:
-            dsn = await self._find_database()
-            database = Database(dsn, self.settings.pool)
-            async with await database.connect() as conn, deadline(conn, self.settings.pool.deadline):
-                await migrate.check(conn, schema=self.settings.schema)
-            await database.open()
-        except BaseException:
-            self._leave_server()
-            raise
-        self._database, self._loop, self._pid = database, loop, os.getpid()
-        self._notifier = Notifier(database, self._store)
-        self._listener = Listener(database.connect, schema=self.settings.schema, observers=self.observers)
-        self._reader = ResultReader(database, self._store, self._listener, self._notifier, poll=self.settings.worker.poll)
-        self._serve("notifier", self._notifier.run)
+        """Open the pool and the notifier. Raises SchemaError, ConfigurationError, psycopg.OperationalError.
+
+        In a process that was forked since, what the parent has opened is left alone.
+        """
+        async with self._turn():
+            if self._opened:
+                raise ConfigurationError("the app is open already; open it once, or make another AioQueue")
+            await self._join()
+            self._opened = True
 
     async def close(self) -> None:
-        """Close everything; waiters get AppNotOpen. Idempotent."""
-        services, self._services = list(self._services.values()), {}
-        database, self._database = self._database, None
-        for service in services:
-            service.cancel()
-        # A cancelled anyio scope around us would end every await here; each of these is bounded.
-        with anyio.CancelScope(shield=True):
-            try:
-                if services:
-                    await asyncio.wait(services)
-            finally:
-                if database is not None:
-                    await database.close()
-                self._leave_server()
+        """Close everything; waiters get AppNotOpen. Idempotent. While workers run, the last of them to end closes it."""
+        await outlast(asyncio.create_task(self._close(), name="aioqueue close"))
+
+    async def join(self) -> None:
+        """Open the app if need be; it stays open until everybody who joined has left. For workers."""
+        async with self._turn():
+            await self._join()
+
+    async def leave(self) -> None:
+        """Undo one `join`."""
+        await outlast(asyncio.create_task(self._leave(), name="aioqueue close"))
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -202,115 +178,57 @@ class AioQueue(TaskRegistry):
         seconds = grace.total_seconds() if isinstance(grace, timedelta) else float(grace)
         return RunningWorker(self, settings, seconds, standalone=standalone)
 
-    # -- what tasks need ----------------------------------------------------------------------------------------------
-
-    @property
-    def payload_limit(self) -> int:
-        """Bytes of a payload's JSON."""
-        return self.settings.limits.payload
-
-    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
-        """Write the jobs, all or none: on `on`, else in the running job's own transaction, else on the pool."""
-        running = current_job.get()
-        if running is not None and on is not self:
-            jobs = [job if job.tenant is not None else dataclasses.replace(job, tenant=running.tenant) for job in jobs]
-        if on is None and isinstance(running, JobTransaction):
-            on = running
-        if on is None or on is self:
-            await self._enqueue_on_pool(jobs)
-        elif isinstance(on, JobTransaction):
-            await self._write(on.connection, jobs)
-            on.enqueued = True
-        elif isinstance(on, AsyncConnection):
-            xid = await self._write(on, jobs)
-            if self.is_open:
-                if on.info.transaction_status == TransactionStatus.IDLE:
-                    self._notifier.hint("ready")
-                else:
-                    self._notifier.watch(on, xid, [job.id for job in jobs])
-        else:
-            raise InvalidOption("on", f"expected a psycopg AsyncConnection, a JobTransaction or the app, got {type(on).__name__}")
-
-    def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None) -> Job[Any]:
-        """Make the handle of a job."""
-        return Job(job_id, source=self, decode=decode, tenant=tenant)
+    # -- jobs by their id ---------------------------------------------------------------------------------------------
 
     @overload
-    def job(self, job_id: UUID | str, *, of: Task[..., ..., R], tenant: str | None = None) -> Job[R]: ...
+    def job(
+        self, job_id: UUID | str, *, of: Task[..., ..., R], tenant: str | None = None, on: AioQueue | None = None
+    ) -> Job[R]: ...
     @overload
-    def job(self, job_id: UUID | str, *, of: None = None, tenant: str | None = None) -> Job[Any]: ...
-    def job(self, job_id: UUID | str, *, of: Task[..., ..., Any] | None = None, tenant: str | None = None) -> Job[Any]:
+    def job(self, job_id: UUID | str, *, of: None = None, tenant: str | None = None, on: AioQueue | None = None) -> Job[Any]: ...
+    def job(
+        self,
+        job_id: UUID | str,
+        *,
+        of: Task[..., ..., Any] | None = None,
+        tenant: str | None = None,
+        on: AioQueue | None = None,
+    ) -> Job[Any]:
         """Return the handle of a job by its id, from any process; `of` gives the result its type.
 
-        With `tenant`, a job of another tenant is JobNotFound, as an unknown one is. Raises InvalidOption for what is no
-        id or no tenant's name; asks nothing of the database.
+        With `tenant`, a job of another tenant is JobNotFound, as an unknown one is. Used inside a job that has a tenant, a
+        handle without one is that tenant's; `on=app` leaves it, as in an enqueue. Raises InvalidOption for what is no id or
+        no tenant's name; asks nothing of the database.
         """
         try:
             number = job_id if isinstance(job_id, UUID) else UUID(job_id)
         except (ValueError, AttributeError, TypeError):
             raise InvalidOption("job_id", f"expected a UUID, got {job_id!r}") from None
-        check_tenant(tenant)
-        return self.handle(number, None if of is None else of.definition.result.load, tenant)
-
-    async def enqueue_by_name(
-        self,
-        name: str,
-        payload: Mapping[str, Any] | BaseModel | None = None,
-        *,
-        tenant: str | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        delay: timedelta | float | None = None,
-        run_at: datetime | None = None,
-        max_attempts: int | None = None,
-        on: object | None = None,
-    ) -> Job[Any]:
-        """Enqueue a job of a task that may be registered elsewhere only; options as in `Task.options`.
-
-        A task that neither this app nor any worker so far has registered is UnknownTask. Of one that is registered here the
-        payload is validated; of another it must be JSON, and its worker validates it.
-        """
-        options: dict[str, Any] = {
-            "tenant": tenant, "queue": queue, "priority": priority, "delay": delay, "run_at": run_at,
-            "max_attempts": max_attempts,
-        }  # fmt: skip
-        if name in self.tasks:
-            return (await self.get(name).options(**options, on=on).enqueue_many([{} if payload is None else payload]))[0]
-        checked = Options.of(**options)
-        if isinstance(on, AsyncConnection):
-            known = await self._store.known_tasks(on)
-        else:
-            async with self._open_database(f"enqueue_by_name({name!r})").for_caller() as conn:
-                known = await self._store.known_tasks(conn)
-        if name not in known:
-            raise UnknownTask(name, [*known, *self.tasks])
-        text = check_json({} if payload is None else payload, task=name, limit=self.payload_limit)
-        job = checked.job(name, text)
-        await self.enqueue_jobs([job], on=on)
-        return self.handle(job.id, None, tenant)
-
-    # -- what job handles need ----------------------------------------------------------------------------------------
+        if on is not None and on is not self:
+            raise InvalidOption("on", f"expected the app itself, to leave the running job's tenant, got {type(on).__name__}")
+        return self.handle(number, None if of is None else of.definition.result.load, check_tenant(tenant), on=on)
 
     async def wait_result(self, job: Job[Any], timeout: float | None) -> Any:
         """Wait for a job's end; see `Job.result`."""
-        self._open_database("result()")
+        self.open_database("result()")
         self._serve("listener", self._listener.run)
         self._serve("reader of results", self._reader.run)
-        return await self._reader.wait(job, timeout)
+        return await self._reader.wait(_as_seen_here(job), timeout)
 
     async def job_status(self, job: Job[Any]) -> JobStatus:
         """Read a job's state; see `Job.status`."""
-        self._open_database("status()")
-        return await self._reader.status(job)
+        self.open_database("status()")
+        return await self._reader.status(_as_seen_here(job))
 
     async def cancel_job(self, job: Job[Any]) -> JobState:
         """Cancel a job; see `Job.cancel`. Inside a job's own transaction it joins that."""
         running = current_job.get()
+        tenant = _as_seen_here(job).tenant
         if isinstance(running, JobTransaction):
-            state = await self._store.cancel_job(running.connection, job.id, tenant=job.tenant)
+            state = await self._store.cancel_job(running.connection, job.id, tenant=tenant)
         else:
-            async with self._open_database("cancel()").for_caller() as conn:
-                state = await self._store.cancel_job(conn, job.id, tenant=job.tenant)
+            async with self.open_database("cancel()").for_caller() as conn:
+                state = await self._store.cancel_job(conn, job.id, tenant=tenant)
             for kind in ("ready", "done"):
                 self._notifier.hint(kind)
         if state is None:
@@ -327,9 +245,10 @@ class AioQueue(TaskRegistry):
     @property
     def database(self) -> Database:
         """The pool of the open app. Raises AppNotOpen."""
-        return self._open_database("the pool")
+        return self.open_database("the pool")
 
-    def _open_database(self, action: str) -> Database:
+    def open_database(self, action: str) -> Database:
+        """Return the pool for an action. Raises AppNotOpen, ConfigurationError (another process or event loop)."""
         if self._database is None:
             raise AppNotOpen(action)
         if self._pid != os.getpid():
@@ -337,6 +256,75 @@ class AioQueue(TaskRegistry):
         if self._loop is not asyncio.get_running_loop():
             raise ConfigurationError("the app is open on another event loop: make one AioQueue for each loop")
         return self._database
+
+    def _turn(self) -> asyncio.Lock:
+        """Return the lock of opening and closing: new in each process and on each loop, which may come one after the other."""
+        loop = asyncio.get_running_loop()
+        if self._pid != os.getpid():
+            _inherited.extend([self._database, self._services, self._server, self._turns, self._loop])
+            self._database, self._server, self._services = None, None, {}
+            self._opened, self._users, self._pid = False, 0, os.getpid()
+            self._turns_of = None
+        if self._turns_of is not loop:
+            self._turns, self._turns_of = asyncio.Lock(), loop
+        return self._turns
+
+    async def _join(self) -> None:
+        if self._users:
+            self.open_database("joining")
+        else:
+            await self._start()
+        self._users += 1
+
+    async def _close(self) -> None:
+        async with self._turn():
+            if self._opened:
+                self._opened = False
+                await self._let_go()
+
+    async def _leave(self) -> None:
+        async with self._turn():
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        self._users -= 1
+        if not self._users:
+            await self._end()
+
+    async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
+        if sys.platform == "win32" and isinstance(loop, asyncio.ProactorEventLoop):
+            raise ConfigurationError(
+                "psycopg needs a selector event loop on Windows: asyncio.run(main(), loop_factory=asyncio.SelectorEventLoop)"
+            )
+        try:
+            dsn = await self._find_database()
+            database = Database(dsn, self.settings.pool)
+            async with await database.connect() as conn, deadline(conn, self.settings.pool.deadline):
+                await migrate.check(conn, schema=self.settings.schema)
+            await database.open()
+        except BaseException:
+            self._leave_server()
+            raise
+        self._database, self._loop = database, loop
+        self._notifier = Notifier(database, self._store)
+        self._listener = Listener(database.connect, schema=self.settings.schema, observers=self.observers)
+        self._reader = ResultReader(database, self._store, self._listener, self._notifier, poll=self.settings.worker.poll)
+        self._serve("notifier", self._notifier.run)
+
+    async def _end(self) -> None:
+        services, self._services = list(self._services.values()), {}
+        database, self._database = self._database, None
+        try:
+            for service in services:
+                service.cancel()
+            if services:
+                await asyncio.wait(services)
+            await self._notifier.send_last()
+        finally:
+            if database is not None:
+                await database.close()
+            self._leave_server()
 
     async def _find_database(self) -> str:
         dsn = find_dsn(self._dsn)
@@ -368,37 +356,6 @@ class AioQueue(TaskRegistry):
         if service is None or service.done():
             self._services[name] = asyncio.create_task(keep_running(run, name), name=f"aioqueue {name}")
 
-    async def _enqueue_on_pool(self, jobs: Sequence[NewJob]) -> None:
-        database = self._open_database("enqueue")
-        # Every connection may have died in the pool; a server that hangs is not waited for without end.
-        tries = max(ENQUEUE_TRIES, self.settings.pool.size + 1)
-        give_up: float | None = None
-        for attempt in range(1, tries + 1):
-            try:
-                async with database.for_caller() as conn:
-                    await self._write(conn, jobs)
-                break
-            except psycopg.Error as error:
-                # Written or not, the same ids again make it exactly one job each. Waiting in vain is no lost connection.
-                lost = connection_lost(error) and not isinstance(error, PoolTimeout)
-                if attempt == tries or not lost or (give_up is not None and time.monotonic() > give_up):
-                    raise
-                give_up = give_up or time.monotonic() + self.settings.pool.deadline
-                await asyncio.sleep(random.uniform(0, ENQUEUE_PAUSE * attempt))
-        self._notifier.hint("ready")
-
-    async def _write(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> int:
-        if conn.info.transaction_status == TransactionStatus.INERROR:
-            raise TransactionAborted
-        try:
-            return await self._store.enqueue_many(conn, jobs)
-        except psycopg.errors.InFailedSqlTransaction:
-            raise TransactionAborted from None
-        except psycopg.errors.UniqueViolation as error:
-            raise DuplicateJob(jobs[0].id) from error
-        except psycopg.errors.InvalidParameterValue as error:
-            raise InvalidOption("job", str(error).partition("\n")[0]) from None
-
     # The worker's side of wake-ups.
 
     @property
@@ -420,117 +377,12 @@ class AioQueue(TaskRegistry):
         self._listener.unsubscribe("ready", callback)
 
 
-class RunningWorker:
-    """A worker of an app: `async with` runs it beside the block, `run()` runs it and nothing else."""
-
-    def __init__(self, app: AioQueue, settings: WorkerSettings, grace: float, *, standalone: bool) -> None:
-        self._app = app
-        self._settings = settings
-        self._grace = grace
-        self._standalone = standalone
-        self._worker: Worker | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._opened_app = False
-
-    @property
-    def id(self) -> int:
-        """The worker's present identity; 0 before it has one."""
-        return 0 if self._worker is None else self._worker.heartbeat.worker
-
-    @property
-    def running(self) -> int:
-        """Jobs that run now."""
-        return 0 if self._worker is None else self._worker.running
-
-    def problems(self) -> list[str]:
-        """Say what keeps the worker from its work now; empty when all is well."""
-        return ["the worker has not started yet"] if self._worker is None else self._worker.problems()
-
-    @property
-    def abandoned(self) -> int:
-        """Jobs that ignored their cancellation and were given up on; then the worker claims nothing more."""
-        return 0 if self._worker is None else self._worker.abandoned
-
-    @property
-    def unwritten(self) -> int:
-        """Outcomes that the database did not take before the worker had to stop; others run these jobs again."""
-        return 0 if self._worker is None else self._worker.unwritten
-
-    def stop(self, *, hurry: bool = False) -> None:
-        """Ask it to stop; see `Worker.stop`. Idempotent."""
-        if self._worker is not None:
-            self._worker.stop(hurry=hurry)
-
-    async def run(self) -> None:
-        """Run until stopped, drained or cancelled; opens the app if need be."""
-        async with contextlib.AsyncExitStack() as stack:
-            if not self._app.is_open:
-                await stack.enter_async_context(self._app)
-            await self._make().run()
-
-    async def __aenter__(self) -> Self:
-        if not self._app.is_open:
-            await self._app.open()
-            self._opened_app = True
-        try:
-            worker = self._make()
-            self._task = asyncio.create_task(worker.run(), name="aioqueue worker")
-            started = asyncio.create_task(worker.started.wait())
-            try:
-                await asyncio.wait([self._task, started], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                started.cancel()
-            if self._task.done():
-                self._task.result()
-        except BaseException:
-            if self._task is not None:
-                self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._leave()
-            raise
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
-        await self._leave()
-
-    async def wait(self) -> None:
-        """Wait until the worker has ended by itself (drain)."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
-
-    async def _leave(self) -> None:
-        # Whoever cancels us, and however often: the worker stops by its own limits. A cancellation makes it hurry.
-        cancelled: asyncio.CancelledError | None = None
-        with anyio.CancelScope(shield=True):
-            while self._task is not None and not self._task.done():
-                try:
-                    await asyncio.wait([self._task])
-                except asyncio.CancelledError as error:
-                    cancelled = error
-                    self.stop(hurry=True)
-            if self._opened_app:
-                await self._app.close()
-        if cancelled is not None:
-            raise cancelled
-        if self._task is not None:
-            self._task.result()
-
-    def _make(self) -> Worker:
-        if self._worker is not None:
-            raise ConfigurationError("this worker was started already; make another with app.worker()")
-        self._worker = Worker(
-            self._app.database,
-            self._app.store,
-            self._app.observers,
-            self._app,
-            self._app.tasks,
-            self._app.settings,
-            worker=self._settings,
-            grace=self._grace,
-            standalone=self._standalone,
-        )
-        return self._worker
+def _as_seen_here(job: Job[R]) -> Job[R]:
+    """Return the handle as the running job may use it: without a tenant of its own, for that job's tenant only."""
+    running = current_job.get()
+    if running is None or job.tenant is not None or job.leaves_tenant:
+        return job
+    return job.of_tenant(running.tenant)
 
 
 __all__ = ["AioQueue", "BoundTask", "RunningWorker"]

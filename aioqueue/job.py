@@ -164,15 +164,27 @@ class JobSource(Protocol):
 class Job(Generic[R]):
     """A handle on one job, from any process; cheap, holds no connection."""
 
-    __slots__ = ("_source", "decode", "id", "tenant")
+    __slots__ = ("_source", "decode", "id", "leaves_tenant", "tenant")
 
     def __init__(
-        self, job_id: UUID, *, source: JobSource, decode: Callable[[str], R] | None = None, tenant: str | None = None
+        self,
+        job_id: UUID,
+        *,
+        source: JobSource,
+        decode: Callable[[str], R] | None = None,
+        tenant: str | None = None,
+        leaves_tenant: bool = False,
     ) -> None:
         self.id = job_id
         self.tenant = tenant
         self.decode = decode
+        self.leaves_tenant = leaves_tenant
+        """Whether a handle without a tenant is not bound to that of the job it is used in."""
         self._source = source
+
+    def of_tenant(self, tenant: str | None) -> Job[R]:
+        """Return a handle on the same job that finds it only if it is that tenant's."""
+        return Job(self.id, source=self._source, decode=self.decode, tenant=tenant)
 
     async def result(self, timeout: float | timedelta | None = None) -> R:
         """Wait for the job's end and return its result.

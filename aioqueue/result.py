@@ -31,13 +31,12 @@ from .errors import (
 from .events import logger
 from .job import Job, JobState, JobStatus
 from .listen import Listener
+from .settings import RETENTION
 from .store import EndedJob, Store
 from .wakeup import Notifier
 
 UNKNOWN_WAIT = 1.0
 """Seconds that an unknown job is waited for: its enqueue may be about to commit."""
-RETENTION = 7 * 86_400.0
-"""Seconds after which an unknown job is taken for pruned; how long succeeded jobs are kept."""
 LAST_READ = 2.0
 """Seconds that the read at a waiter's deadline may take."""
 REST = 5.0
@@ -64,7 +63,7 @@ class _Waiter:
 
 
 def _expired(job_id: UUID) -> bool:
-    # A UUIDv7 begins with its milliseconds; the client's clock is good enough for days.
+    # An unknown job of that age was pruned. A UUIDv7 begins with its milliseconds; the client's clock is good enough for days.
     return job_id.version == 7 and (job_id.int >> 80) / 1000 < time.time() - RETENTION
 
 

@@ -14,6 +14,10 @@ DEFAULT_SCHEMA = "aioqueue"
 DEFAULT_QUEUE = "default"
 DEFAULT_MAX_ATTEMPTS = 5
 NAME_LIMIT = 200
+EMBEDDED_GRACE = 10.0
+"""Seconds that a worker inside an application lets its jobs finish; a standalone one has LimitSettings.grace."""
+RETENTION = 7 * 86_400.0
+"""Seconds that a succeeded job and its result are kept."""
 
 
 def _check(condition: bool, message: str) -> None:
@@ -47,7 +51,7 @@ def check_name(option: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """The one pool of a process. Two of its connections are kept back for the runtime."""
+    """The one pool of a process. Two of its connections are kept back for the worker's loops."""
 
     size: int = 4
     """Connections at most; at least 3, or jobs with a transaction could starve the heartbeat."""

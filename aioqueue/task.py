@@ -51,8 +51,8 @@ class Enqueuer(Protocol):
         raise NotImplementedError
 
     @abstractmethod
-    def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None) -> Job[Any]:
-        """Make the handle of a job."""
+    def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None, *, on: object | None) -> Job[Any]:
+        """Make the handle of a job; `on` as in its enqueue."""
         raise NotImplementedError
 
 
@@ -61,28 +61,15 @@ class BoundTask(Generic[P, R]):
 
     __slots__ = ("_definition", "_enqueuer", "_on", "_options")
 
-    def __init__(
-        self,
-        definition: TaskDefinition,
-        enqueuer: Enqueuer,
-        *,
-        tenant: str | None = None,
-        queue: str | None = None,
-        priority: int | None = None,
-        delay: timedelta | float | None = None,
-        run_at: datetime | None = None,
-        max_attempts: int | None = None,
-        on: object | None = None,
-    ) -> None:
+    def __init__(self, definition: TaskDefinition, enqueuer: Enqueuer, options: Options, on: object | None) -> None:
         self._definition = definition
         self._enqueuer = enqueuer
         self._on = on
-        given = Options.of(tenant=tenant, queue=queue, priority=priority, delay=delay, run_at=run_at, max_attempts=max_attempts)
         self._options = replace(
-            given,
-            queue=given.queue or definition.queue,
-            priority=definition.priority if given.priority is None else given.priority,
-            max_attempts=given.max_attempts or definition.retry.max_attempts,
+            options,
+            queue=options.queue or definition.queue,
+            priority=definition.priority if options.priority is None else options.priority,
+            max_attempts=options.max_attempts or definition.retry.max_attempts,
         )
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -94,19 +81,23 @@ class BoundTask(Generic[P, R]):
         """Enqueue many jobs with these options; see `Task.enqueue_many`."""
         if isinstance(payloads, (BaseModel, Mapping, str, bytes)):
             raise InvalidPayload(self._definition.name, f"expected a list of payloads, got {payloads!r:.80}")
-        limit = self._enqueuer.payload_limit
-        codec = self._definition.payload
         jobs = []
         for number, payload in enumerate(payloads):
             try:
-                if isinstance(payload, tuple):
-                    text = codec.dump(payload, {}, limit=limit)
-                else:
-                    text = codec.dump_value(payload, limit=limit)
+                jobs.append(self._job(self._dump(payload)))
             except InvalidPayload as error:
                 raise InvalidPayload(error.task, f"number {number} (from 0): {error.reason}") from error
-            jobs.append(self._job(text))
         return await self._send(jobs)
+
+    async def enqueue_payload(self, payload: Payload) -> Job[R]:
+        """Enqueue one job with these options, of a payload in one of the forms of `enqueue_many`."""
+        return (await self._send([self._job(self._dump(payload))]))[0]
+
+    def _dump(self, payload: Payload) -> str:
+        limit = self._enqueuer.payload_limit
+        if isinstance(payload, tuple):
+            return self._definition.payload.dump(payload, {}, limit=limit)
+        return self._definition.payload.dump_value(payload, limit=limit)
 
     def _job(self, payload: str) -> NewJob:
         return self._options.job(self._definition.name, payload)
@@ -115,7 +106,7 @@ class BoundTask(Generic[P, R]):
         if jobs:
             await self._enqueuer.enqueue_jobs(jobs, on=self._on)
         decode = self._definition.result.load
-        return [self._enqueuer.handle(job.id, decode, self._options.tenant) for job in jobs]
+        return [self._enqueuer.handle(job.id, decode, self._options.tenant, on=self._on) for job in jobs]
 
 
 class Task(Generic[F, P, R]):
@@ -128,7 +119,7 @@ class Task(Generic[F, P, R]):
     def __init__(self, definition: TaskDefinition, enqueuer: Enqueuer) -> None:
         self.definition = definition
         self._enqueuer = enqueuer
-        self._plain: BoundTask[P, R] = BoundTask(definition, enqueuer)
+        self._plain: BoundTask[P, R] = BoundTask(definition, enqueuer, Options(), None)
         functools.update_wrapper(self, definition.fn)
 
     @property
@@ -174,19 +165,16 @@ class Task(Generic[F, P, R]):
 
         `delay` (seconds or a timedelta) counts from the database's now; `run_at` needs a time zone.
         `priority` is −2 to 2, higher runs first. `on` is the connection or session whose transaction the job
-        joins, or the app, to leave the running job's. Raises InvalidOption.
+        joins, or the app, to leave the running job's transaction and tenant. Raises InvalidOption.
         """
-        return BoundTask(
-            self.definition,
-            self._enqueuer,
-            tenant=tenant,
-            queue=queue,
-            priority=priority,
-            delay=delay,
-            run_at=run_at,
-            max_attempts=max_attempts,
+        return self.bound(
+            Options.of(tenant=tenant, queue=queue, priority=priority, delay=delay, run_at=run_at, max_attempts=max_attempts),
             on=on,
         )
+
+    def bound(self, options: Options, *, on: object | None) -> BoundTask[P, R]:
+        """Choose options that were checked already."""
+        return BoundTask(self.definition, self._enqueuer, options, on)
 
     def __repr__(self) -> str:
         return f"Task({self.name!r})"

@@ -34,6 +34,8 @@ LONGEST_PAUSE = 1.0
 """Seconds between questions, and between attempts after errors, at most."""
 CALL_SECONDS = 2.0
 """Deadline of each call: a late hint is of no use."""
+LAST_SECONDS = 1.0
+"""Deadline of the last one, when the app is closed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +113,12 @@ class Notifier:
             else:
                 pause = ASK
 
+    async def send_last(self) -> None:
+        """Once `run` has been cancelled: send what is pending, in one short try."""
+        self._look()
+        with contextlib.suppress(psycopg.Error, OSError):
+            await self._send(LAST_SECONDS)
+
     async def _wait(self) -> None:
         self._event.clear()
         if not self._pending:
@@ -137,15 +145,15 @@ class Notifier:
                 del self._of_job[job_id]
         self.hint("ready")
 
-    async def _send(self) -> None:
+    async def _send(self, seconds: float = CALL_SECONDS) -> None:
         kinds, self._pending = self._pending, set()
         try:
             if kinds:
                 self._sent_at = time.monotonic()
-                async with self._database.for_caller(CALL_SECONDS) as conn:
+                async with self._database.for_caller(seconds) as conn:
                     for kind in sorted(kinds):
                         await self._store.notify(conn, kind)
-        except (psycopg.Error, OSError):
+        except BaseException:
             self._pending |= kinds
             raise
 

@@ -132,6 +132,7 @@ class Worker:
         worker: WorkerSettings,
         grace: float,
         standalone: bool,
+        started: asyncio.Event,
     ) -> None:
         self._database = database
         self._observers = observers
@@ -151,7 +152,7 @@ class Worker:
         self.queues = tuple(queues)
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
-        self.started = asyncio.Event()
+        self.started = started
         """Set once the worker has its row and claims."""
 
         lanes = Lanes(queues)

@@ -25,7 +25,7 @@ class App(TaskRegistry):
     async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
         raise NotImplementedError
 
-    def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None) -> Job[Any]:
+    def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None, *, on: object | None) -> Job[Any]:
         raise NotImplementedError
 
 
