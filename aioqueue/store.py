@@ -454,6 +454,10 @@ class Store:
         """Scheduled jobs up to `cap`, those of them that wait to be retried, and the next one's time."""
         return (await self._dicts(conn, "count_scheduled", {"cap": cap}))[0]
 
+    async def count_dead(self, conn: AsyncConnection[Any], *, cap: int) -> int:
+        """Jobs that ended as dead in the last 7 days, up to `cap`."""
+        return int((await self._dicts(conn, "count_dead", {"cap": cap}))[0]["dead"])
+
     async def count_unknown_tasks(self, conn: AsyncConnection[Any], *, cap: int) -> list[dict[str, Any]]:
         """Jobs that wait because no worker that claimed them knew their task, by name."""
         return await self._dicts(conn, "count_unknown_tasks", {"cap": cap})

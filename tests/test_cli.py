@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,12 +21,12 @@ import pytest
 from aioqueue import AioQueue, embedded, events
 from aioqueue.cli import job as job_module
 from aioqueue.cli import output
-from aioqueue.cli.eventlog import describe
+from aioqueue.cli.eventlog import EventLog, describe
 from aioqueue.cli.failure import Misuse
 from aioqueue.cli.loading import load_app
 from aioqueue.cli.main import cli
 from aioqueue.cli.output import age, print_table, shorten
-from aioqueue.events import Event, JobClaimed, JobRecorded
+from aioqueue.events import Event, JobAbandoned, JobClaimed, JobRecorded, WorkerStopped
 from aioqueue.migrate import grants, script
 from tests.kit import session
 from tests.postgres import Database
@@ -121,7 +123,7 @@ def test_migrate_status_sql_and_grants(call: Call, fresh_database: Callable[[], 
     assert "nothing to do" in call("migrate", dsn=owner).out
     said = call("migrate", "--status", dsn=owner)
     assert (said.code, "nothing is pending" in said.out) == (0, True)
-    assert call("migrate", "--sql", dsn=owner).out.strip() == script(schema=schema, since=1).strip()
+    assert call("migrate", "--sql", dsn=owner).out == f'-- schema "{schema}" is at version 1: nothing to do\n'
 
     said = call("status", dsn=worker)
     assert (said.code, "--grants ROLE" in said.err) == (3, True)
@@ -132,7 +134,7 @@ def test_migrate_status_sql_and_grants(call: Call, fresh_database: Callable[[], 
     assert call("migrate", "--grants", "aioqueue_client", "--as", "client", dsn=owner).code == 0
     assert call("status", dsn=worker).code == 0
     said = call("job", "list", dsn=client)
-    assert (said.code, said.err.count("\n"), "permission denied" in said.err) == (1, 1, True)
+    assert (said.code, said.err.count("\n"), "permission denied" in said.err, "--as client" in said.err) == (1, 1, True, True)
 
 
 def test_migrate_as_a_role_that_may_not(call: Call, fresh_database: Callable[[], Database]) -> None:
@@ -165,9 +167,9 @@ def test_options_that_exclude_each_other(call: Call) -> None:
 
 def test_a_missing_schema_is_named_with_the_command(call: Call, fresh_database: Callable[[], Database], schema: str) -> None:
     said = call("status", dsn=fresh_database().dsn("owner"))
-    option = "" if schema == "aioqueue" else f" --schema {schema!r}"
+    option = "" if schema == "aioqueue" else f" --schema {shlex.quote(schema)}"
     assert (said.code, said.out, said.err.count("\n")) == (3, "", 1)
-    assert f"'python -m aioqueue migrate{option}'" in said.err
+    assert said.err.endswith(f"run python -m aioqueue migrate{option}\n")
 
 
 def test_an_unreachable_database_is_one_line(call: Call) -> None:
@@ -294,7 +296,8 @@ def test_list(call: Call, worker_dsn: str, prepare: Prepare) -> None:
     assert len(call("job", "list", "--tenant", "a", "--json", dsn=worker_dsn).json) == 3
     said = call("job", "list", "--state", "dead", dsn=worker_dsn)
     lines = said.out.splitlines()
-    assert (len(lines), lines[0].split()[0], lines[1].endswith("broken in two")) == (2, "ID", True)
+    assert (len(lines), lines[0].split()[0], lines[1].endswith("ValueError: broken in two")) == (2, "ID", True)
+    assert " 1/5 " in lines[1]
     assert call("job", "list", "--task", "none", dsn=worker_dsn).out == "no such job\n"
 
 
@@ -328,6 +331,34 @@ def test_show(call: Call, worker_dsn: str, prepare: Prepare) -> None:
     said = call("job", "show", uuid4(), dsn=worker_dsn)
     assert (said.code, said.out, said.err.count("\n")) == (1, "", 1)
     assert call("job", "show", "17", dsn=worker_dsn).code == 2
+
+
+def test_show_as_client(call: Call, client_dsn: str, worker_dsn: str, prepare: Prepare) -> None:
+    jobs = prepare(one_of_each)
+    for state, job_id in jobs.items():
+        said = call("job", "show", job_id, dsn=client_dsn)
+        assert (said.code, said.err) == (0, "")
+        shown = call("job", "show", job_id, dsn=worker_dsn).out.splitlines()
+        assert said.out.splitlines() == [line for line in shown if not line.startswith("payload:")], state
+    assert call("job", "show", jobs["succeeded"], "--json", dsn=client_dsn).json["result"] == {"total": 3}
+    assert call("job", "show", uuid4(), dsn=client_dsn).code == 1
+
+
+def test_attempts_are_those_that_count(call: Call, worker_dsn: str, prepare: Prepare) -> None:
+    async def steps(one: Session) -> UUID:
+        job_id = await one.enqueue_one(max_attempts=2)
+        worker = await one.register()
+        await one.record(worker, entry(await one.claim_one(worker), "interrupted", d=0, s=True, m="stopped"))
+        await one.record(worker, entry(await one.claim_one(worker), "error", t="ValueError", m="word " * 60))
+        return job_id
+
+    job_id = prepare(steps)
+    said = call("job", "show", job_id, dsn=worker_dsn)
+    assert "attempts:     1 of 2, and 1 not held against it\n" in said.out
+    assert max(map(len, said.out.splitlines())) <= 100
+    assert said.out.count("word") == 2 * 60, "wrapped, not cut: the reason and the attempt"
+    assert re.search(r"^attempt 2: +\S+ \S+[+-]\d\d:\d\d, error\n {14}ValueError: word", said.out, re.MULTILINE)
+    assert " 1/2 " in call("job", "list", dsn=worker_dsn).out
 
 
 def test_cancel_and_retry_as_client(call: Call, client_dsn: str, worker_dsn: str, prepare: Prepare) -> None:
@@ -403,10 +434,11 @@ def test_status_as_json_and_text(call: Call, worker_dsn: str, prepare: Prepare) 
     ]  # fmt: skip
     assert found["scheduled"]["scheduled"] == 1
     assert [(t["tenant"], t["ready"]) for t in found["tenants"]] == [("b", 1)]
-    assert sorted(w["holds"] for w in found["workers"]) == [0, 1]
+    assert sorted(w["running"] for w in found["workers"]) == [0, 1], "as the queues say, not as old as a beat"
+    assert found["dead"] == 1
     assert (found["problems"], found["handed_back"], found["unknown_tasks"]) == ([], [], [])
     text = call("status", dsn=worker_dsn).out
-    for part in ("QUEUE", "scheduled: 1", "TENANT", "host:1", "1/10", "alive"):
+    for part in ("QUEUE", "scheduled: 1", "dead in the last 7 days: 1", "TENANT", "host:1", "1/10", "alive"):
         assert part in text
     assert call("status", "--check", dsn=worker_dsn).code == 0
 
@@ -529,3 +561,45 @@ def test_levels_of_outcomes() -> None:
     }
     assert levels == {"succeeded": 10, "ready": 20, "scheduled": 20, "cancelled": 20, "dead": 30}
     assert describe(JobClaimed(UUID(int=1), "t", "a", 1)) == (10, f"claimed t {UUID(int=1)} (attempt 1, tenant a)")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "failures", "delay", "line"),
+    [
+        ("scheduled", "error", 1, 2.5, "failed t ID (attempt 1 of 5, tenant a), again in 2.5 s: ValueError: broken"),
+        ("ready", "error", 2, 0.0, "failed t ID (attempt 2 of 5, tenant a), again at once: ValueError: broken"),
+        ("dead", "error", 5, None, "dead t ID (attempt 5 of 5, tenant a): ValueError: broken"),
+        ("scheduled", "snoozed", 0, 600.0, "snoozed t ID (attempt 7, tenant a), again in 10 min"),
+        ("ready", "interrupted", 0, None, "handed back t ID (attempt 7, tenant a), again at once: ValueError: broken"),
+        ("cancelled", "cancelled", 1, None, "cancelled t ID (attempt 7, tenant a): ValueError: broken"),
+    ],
+)
+def test_lines_of_attempts_that_did_not_succeed(state: str, reason: str, failures: int, delay: float | None, line: str) -> None:
+    event = JobRecorded(
+        UUID(int=1), "t", "a", 7, state, 0.1, "ValueError: broken", reason=reason, failures=failures, max_attempts=5, delay=delay
+    )
+    assert describe(event)[1].replace(str(UUID(int=1)), "ID") == line
+
+
+def test_jobs_without_a_connection_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    log = EventLog(logging.getLogger("test of the log"), clock=lambda: now)
+    event = JobRecorded(UUID(int=1), "t", None, 1, "scheduled", 0.1, "none", reason="no connection", delay=0.5)
+    with caplog.at_level(logging.INFO):
+        for _ in range(10):
+            log(event)
+        now = 5.0
+        log(event)
+        log(event)
+        log(WorkerStopped(1))
+    said = [record.message.partition(":")[0] for record in caplog.records]
+    assert said == ["handed back 1 job", "handed back 10 jobs", "worker 1 has stopped", "handed back 1 job"]
+
+
+def test_an_abandoned_job_says_why_the_worker_stops(caplog: pytest.LogCaptureFixture) -> None:
+    log = EventLog(logging.getLogger("test of the log"))
+    log(JobAbandoned(UUID(int=1), "t", 1))
+    log(JobAbandoned(UUID(int=2), "t", 1))
+    said = [record.message for record in caplog.records]
+    assert [line.split()[0] for line in said] == ["gave", "this", "gave"]
+    assert "exits with 1" in said[1]

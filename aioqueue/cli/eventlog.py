@@ -28,7 +28,6 @@ from aioqueue.events import (
     WorkerStopped,
     WorkerStopping,
 )
-
 from aioqueue.outcome import Reason
 
 from .failure import one_line

@@ -1,27 +1,35 @@
-"""The commands `job show`, `list`, `cancel` and `retry`. Showing and listing read as a worker; the others may be a client."""
+"""The commands `job show`, `list`, `cancel` and `retry`. Listing reads as a worker; the others may be a client.
+
+A client is shown what its functions tell: no payload, and of the failed attempts the latest.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from json import dumps
+from dataclasses import asdict
+from json import dumps, loads
 from typing import Any
 from uuid import UUID
 
 import click
 import psycopg
+from psycopg import AsyncConnection
 
 from aioqueue.errors import JobNotFound
 from aioqueue.job import JobState
+from aioqueue.store import Store
 
 from .failure import FAILED, Common, Failure, Misuse, one_line
 from .options import as_json, common_options, connected, option, reading
-from .output import moment, print_json, print_table, shorten
+from .output import moment, print_json, print_table, shorten, wrap
 
 WINDOW = 10_000
 """Jobs that `job list` looks at for its filters at most."""
 ATTEMPTS = 50
 """Attempts that `job show` shows at most; the latest."""
+ERROR = 1_000
+"""Characters of an error message that are shown without --full."""
 
 Facts = dict[str, Any]
 
@@ -40,7 +48,10 @@ def job() -> None:
 @as_json
 @click.pass_context
 def show(ctx: click.Context, job_id: UUID, traceback: bool, full: bool, json: bool) -> None:
-    """Show one job: its state, times, payload, result, and every attempt that failed."""
+    """Show one job: its state, times, payload, result, and every attempt that failed.
+
+    As a client: without the payload, and with the latest of these attempts.
+    """
     common = ctx.ensure_object(Common)
     found, attempts = asyncio.run(_show(common, job_id))
     if json:
@@ -51,10 +62,39 @@ def show(ctx: click.Context, job_id: UUID, traceback: bool, full: bool, json: bo
 
 async def _show(common: Common, job_id: UUID) -> tuple[Facts, list[Facts]]:
     async with reading(common) as (conn, store):
-        found = await store.show_job(conn, job_id)
+        try:
+            async with conn.transaction():
+                found = await store.show_job(conn, job_id)
+        except psycopg.errors.InsufficientPrivilege:
+            return await _show_as_client(conn, store, job_id)
         if found is None:
             raise JobNotFound(job_id)
         return found, await store.list_attempts(conn, job_id, limit=ATTEMPTS)
+
+
+async def _show_as_client(conn: AsyncConnection[Any], store: Store, job_id: UUID) -> tuple[Facts, list[Facts]]:
+    status = await store.job_status(conn, job_id)
+    if status is None:
+        raise JobNotFound(job_id)
+    (ended,) = await store.read_outcomes(conn, [(job_id, None)])
+    error = None if status.error is None else asdict(status.error)
+    found = {
+        **{name: value for name, value in asdict(status).items() if name != "error"},
+        "error_type": None if error is None else error["error_type"],
+        "error": ended.message or (None if error is None else error["error_message"]),
+        "result": None if ended.result is None else loads(ended.result),
+    }
+    return found, [] if error is None else [error]
+
+
+def _counted(found: Facts) -> int:
+    return (found["attempt"] or 0) - (found["spared"] or 0)
+
+
+def _reason(found: Facts) -> str:
+    """Say why a job is dead, was cancelled, or waits to run again."""
+    named = found["error_type"] is not None and found["state"] != JobState.CANCELLED
+    return f"{found['error_type']}: {found['error'] or ''}" if named else found["error"] or ""
 
 
 def _print_job(found: Facts, attempts: list[Facts], *, tracebacks: bool, full: bool) -> None:
@@ -63,31 +103,36 @@ def _print_job(found: Facts, attempts: list[Facts], *, tracebacks: bool, full: b
             text = str(value)
             click.echo(f"{name + ':':<13} {text if full else shorten(text, indent=14)}")
 
+    def error(name: str, text: str) -> None:
+        shown = text if full else wrap(one_line(text, ERROR), indent=14)
+        click.echo(f"{name:<13} {shown}".rstrip())
+
     line("id", found["id"])
     line("state", found["state"])
     line("task", found["task"])
     line("queue", f"{found['queue']}, priority {found['priority']}")
     line("tenant", found["tenant"])
-    spared = f", {found['spared']} of them not held against it" if found["spared"] else ""
-    line("attempts", f"{found['attempt']}{spared}; {found['max_attempts']} at most")
+    spared = f", and {found['spared']} not held against it" if found["spared"] else ""
+    line("attempts", f"{_counted(found)} of {found['max_attempts']}{spared}")
     line("created", moment(found["created_at"]))
     line("due", None if found["run_at"] is None else moment(found["run_at"]))
     line("started", None if found["started_at"] is None else moment(found["started_at"]))
     line("finished", None if found["finished_at"] is None else moment(found["finished_at"]))
     line("worker", found["worker"])
     line("retry of", found["retry_of"])
-    if found["unknown_task"] is not None:
+    if found.get("unknown_task") is not None:
         line("waits", "no worker that claimed it knows its task")
-    line("payload", _json(found["payload"]))
+    if "payload" in found:
+        line("payload", _json(found["payload"]))
     if found["state"] == JobState.SUCCEEDED:
         line("result", _json(found["result"]))
     elif found["state"] in (JobState.DEAD, JobState.CANCELLED):
-        line("reason", found["error"])
+        error("reason:", _reason(found))
     for attempt in attempts:
-        kind = "" if attempt["error_type"] is None else f"{attempt['error_type']}: "
-        text = f"attempt {attempt['attempt']}, {moment(attempt['finished_at'])}, {attempt['reason']}: {kind}"
-        text += attempt["error_message"] or ""
-        click.echo(text.rstrip(": ") if full else shorten(text.rstrip(": ")))
+        click.echo(f"attempt {str(attempt['attempt']) + ':':<5} {moment(attempt['finished_at'])}, {attempt['reason']}")
+        text = ": ".join(part for part in (attempt["error_type"], attempt["error_message"]) if part)
+        if text:
+            error("", text)
         if tracebacks and attempt["traceback"]:
             click.echo("".join(f"    {part}\n" for part in attempt["traceback"].rstrip().splitlines()), nl=False)
     if len(attempts) == ATTEMPTS:
@@ -149,16 +194,16 @@ def list_jobs(
 
 
 def _row(found: Facts) -> tuple[str, ...]:
-    error = "" if found["state"] == JobState.SUCCEEDED else found["error"] or ""
+    error = "" if found["state"] == JobState.SUCCEEDED else _reason(found)
     return (
         str(found["id"]),
         found["state"] or "-",
         found["task"],
         found["queue"] if not found["priority"] else f"{found['queue']} ({found['priority']:+d})",
         found["tenant"] or "-",
-        f"{found['attempt']}/{found['max_attempts']}",
+        f"{_counted(found)}/{found['max_attempts']}",
         moment(found["created_at"]),
-        one_line(error, 60),
+        one_line(error),
     )
 
 

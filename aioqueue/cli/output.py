@@ -7,6 +7,7 @@ import importlib.util
 import json
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -33,11 +34,18 @@ def print_json(value: Any) -> None:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), indent: int = 0) -> None:
-    """Print rows of text under their headers; the columns in `right` are aligned there."""
+    """Print rows of text under their headers; the columns in `right` are aligned there.
+
+    In a terminal the last column is cut to what is left of the line: half an id or half a name is of no use.
+    """
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
-    if RICH and sys.stdout.isatty():
-        _print_rich(headers, rows, right, widths)
-        return
+    if sys.stdout.isatty():
+        last = max(20, shutil.get_terminal_size().columns - indent - sum(width + 2 for width in widths[:-1]))
+        rows = [(*cells, text if len(text) <= last else f"{text[: last - 1]}…") for *cells, text in rows]
+        widths[-1] = min(widths[-1], last)
+        if RICH:
+            _print_rich(headers, rows, right, widths)
+            return
     for row in (headers, *rows):
         cells = [
             text.rjust(width) if header in right else text.ljust(width)
@@ -50,12 +58,9 @@ def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Se
     table = importlib.import_module("rich.table").Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for header in headers:
         table.add_column(header, justify="right" if header in right else "left", no_wrap=True)
-    # Only the last column is cut to the terminal: half an id or half a name is of no use.
-    others = sum(width + 2 for width in widths[:-1])
-    last = max(20, shutil.get_terminal_size().columns - others)
-    for *cells, text in rows:
-        table.add_row(*cells, text if len(text) <= last else f"{text[: last - 1]}…")
-    width = others + widths[-1] + 2
+    for row in rows:
+        table.add_row(*row)
+    width = sum(width + 2 for width in widths)
     importlib.import_module("rich.console").Console(markup=False, highlight=False, width=width).print(table)
 
 
@@ -70,8 +75,14 @@ def age(seconds: float | None) -> str:
 
 
 def moment(at: datetime | None) -> str:
-    """Return a time in the local zone, to the second; '-' for none."""
-    return "-" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    """Return a time in the local zone, which it names, to the second; '-' for none."""
+    return "-" if at is None else at.astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def wrap(text: str, *, indent: int) -> str:
+    """Return a text as lines that fit the terminal, all but the first behind `indent` columns."""
+    width = max(20, shutil.get_terminal_size().columns - indent)
+    return f"\n{' ' * indent}".join(textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False) or [""])
 
 
 def shorten(text: str, *, indent: int = 0) -> str:

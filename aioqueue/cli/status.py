@@ -28,7 +28,7 @@ Facts = dict[str, Any]
 @as_json
 @click.pass_context
 def status(ctx: click.Context, check: bool, json: bool) -> None:
-    """Show queues, tenants, scheduled jobs, workers and problems.
+    """Show queues, tenants, scheduled jobs, how many are dead, workers and problems.
 
     Problems, for --check: dead workers that still hold jobs, jobs ready for more than a minute in a queue that no living
     worker serves, jobs of tasks that no worker knows. Needs a role with the rights of a worker.
@@ -49,19 +49,26 @@ async def _read(common: Common) -> Facts:
             "queues": await store.count_lanes(conn, cap=CAP),
             "scheduled": await store.count_scheduled(conn, cap=CAP),
             "tenants": await store.count_tenants(conn, cap=CAP, limit=TOP_TENANTS),
-            "workers": await store.list_workers(conn, cap=CAP),
+            "dead": await store.count_dead(conn, cap=CAP),
+            "workers": [_worker(row) for row in await store.list_workers(conn, cap=CAP)],
             "unknown_tasks": await store.count_unknown_tasks(conn, cap=CAP),
             "handed_back": await store.list_handed_back(conn, cap=CAP, limit=SHOWN_HANDED_BACK),
         }
     return {**found, "cap": CAP - 1, "problems": problems(found)}
 
 
+def _worker(row: Facts) -> Facts:
+    """One number for what runs: the jobs that name the worker. What it said itself is as old as its last beat."""
+    running = row["holds"]
+    return {name: running if name == "running" else value for name, value in row.items() if name != "holds"}
+
+
 def problems(found: Facts) -> list[str]:
     """Say what is wrong, each with what to do."""
     said = [
-        f"worker {_place(w)} is dead and still holds {w['holds']} jobs; a living worker takes them over, start one"
+        f"worker {_place(w)} is dead and still holds {w['running']} jobs; a living worker takes them over, start one"
         for w in found["workers"]
-        if w["dead"] and w["holds"]
+        if w["dead"] and w["running"]
     ]
     served = {queue for w in found["workers"] if not w["dead"] for queue in w["queues"]}
     said += [
@@ -96,6 +103,8 @@ def _print(found: Facts) -> None:
         )
     else:
         click.echo("\nscheduled: none")
+    if found["dead"]:
+        click.echo(f"\ndead in the last 7 days: {_count(found['dead'])}; job list --state dead shows them")
     if any(t["tenant"] is not None for t in found["tenants"]):
         click.echo("\ntenants with most ready jobs:")
         tenants = [(t["tenant"] or "(none)", _count(t["ready"])) for t in found["tenants"]]
@@ -141,9 +150,9 @@ def _print_workers(workers: list[Facts]) -> None:
             _place(w),
             w["version"] or "-",
             ",".join(w["queues"] or ("-",)),
-            f"{w['holds']}/{w['concurrency'] or '-'}",
+            f"{w['running']}/{w['concurrency'] or '-'}",
             f"{age(w['beat_seconds'])} ago" if w["beat_seconds"] is not None else "no row",
-            "alive" if not w["dead"] else "dead" if w["holds"] else "stopped",
+            "alive" if not w["dead"] else "dead" if w["running"] else "stopped",
         )
         for w in workers
     ]

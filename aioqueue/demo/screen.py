@@ -178,7 +178,7 @@ def show_report(screen: Screen, report: Report) -> None:
         [[row.job, str(row.attempt), row.reason, row.error, f"{row.seconds:.2f}"] for row in report.attempts],
     )
     screen.table(
-        f"Held by the {report.workers} workers while it ran (pg_stat_activity, 20 looks a second; the most seen)",
+        f"Held by the {report.workers} workers while it ran (pg_stat_activity, 20 looks a second; the most at any look)",
         ["phase", "jobs at once", "connections", "transactions", "longest s", "xmin holders"],
         [
             [

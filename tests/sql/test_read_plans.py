@@ -35,6 +35,7 @@ async def test_every_statement_keeps_to_indexes(boss: Session, one: Session) -> 
         "count_lanes": [{"cap": 10_001}],
         "count_tenants": [{"cap": 10_001, "limit": 10}],
         "count_scheduled": [{"cap": 10_001}],
+        "count_dead": [{"cap": 10_001}],
         "count_unknown_tasks": [{"cap": 10_001}],
         "list_workers": [{"cap": 10_001}],
         "list_handed_back": [{"cap": 10_001, "limit": 20}],
