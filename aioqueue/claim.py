@@ -12,29 +12,26 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
-from uuid import UUID
 
 import psycopg
 
 from .database import Database
 from .events import DatabaseLost, DatabaseRecovered, JobClaimed, Observers
 from .floor import Floors
-from .job import PRIORITIES, SUSPECT, Claimed, lane
+from .job import PRIORITIES, SUSPECT, Claimed, Fence, lane
 from .outcome import Outcome, Reason, Released
 from .settings import WorkerSettings
 from .store import WORKER_DEAD, LaneScan, Store
+from .suspect import SuspectTurn
 
 LOWEST_FIRST = 20
 """One claim in so many starts at the lowest priority, so that it is never starved."""
 GATHER = 0.01
 """Seconds to wait for more free slots while there is a backlog: a claim of one costs as much as a claim of fifty."""
-SUSPECT_PATIENCE = (1.0, 5.0)
-"""Seconds, at random, that a busy worker leaves a ready suspect to others before it drains to run it alone."""
 UNANSWERED = 15.0
 """Seconds after a claim without an answer in which the server may still be committing it (its statement_timeout is 5 s)."""
-
 LOOK_AGAIN = 1.0
-"""Seconds between looks for what it took, at most."""
+"""Seconds between looks for what such a claim took, and for a suspect that another took, at most."""
 
 
 class Lanes:
@@ -98,8 +95,17 @@ class Slots(Protocol):
         ...
 
     @property
+    def busy(self) -> int:
+        """Jobs that run, those apart that were given up on."""
+        ...
+
+    @property
     def empty(self) -> asyncio.Event:
-        """Set while nothing runs."""
+        """Set while none does."""
+        ...
+
+    def longest_left(self) -> float:
+        """Seconds until the last of them is at its time limit."""
         ...
 
     async def wait_free(self) -> None:
@@ -110,8 +116,8 @@ class Slots(Protocol):
         """Start it."""
         ...
 
-    def known(self) -> Sequence[UUID]:
-        """Every claimed job of this process that is not recorded yet."""
+    def known(self) -> set[Fence]:
+        """Every claim of this process that is not recorded yet."""
         ...
 
 
@@ -146,17 +152,22 @@ class Claimer:
         self._claimed = claimed
         self._wake_up = asyncio.Event()
         self._unanswered: float | None = None
-        self._drain_for_suspect: float | None = None
+        self._suspect = SuspectTurn()
+        self._no_more = False
         self.turned = time.monotonic()
         """When the loop last came round, by the monotonic clock."""
         self.waits_for_slots = False
         """Whether it stands still because every slot is taken."""
         self.found_nothing = asyncio.Event()
-        """Set by each claim that found nothing ready, cleared by each that found something."""
+        """Set by each look that found nothing ready (when draining: no suspect either), cleared by each that found something."""
 
     def wake(self) -> None:
         """There may be work: look soon."""
         self._wake_up.set()
+
+    def claim_no_more(self) -> None:
+        """Go on only with what was claimed already."""
+        self._no_more = True
 
     async def run(self) -> None:
         """Claim and start jobs, for ever."""
@@ -173,14 +184,16 @@ class Claimer:
             self.turned = time.monotonic()
             await self._wait_room()
             await self._lease.wait_proven()
-            if self._unanswered is not None:
-                await self._hand_back_unknown()
+            await self.hand_back_unknown()
+            if self._no_more:
+                backlog = False
+                continue
             if self._floors.suspect_ready:
-                if await self._run_suspect():
+                if await self._see_to_suspect():
                     backlog = True
                     continue
             else:
-                self._drain_for_suspect = None
+                self._suspect.reset()
             if backlog and self._slots.free < self._settings.concurrency // 4:
                 await asyncio.sleep(GATHER)
             limit = min(self._slots.free, self._settings.claim_batch)
@@ -195,23 +208,34 @@ class Claimer:
             backlog = len(jobs) == limit
             for job in jobs:
                 self._slots.start(job)
+            if jobs:
+                self.found_nothing.clear()
+            elif self._settings.drain and self._slots.empty.is_set() and await self._run_suspect():
+                backlog = True
+            else:
+                self.found_nothing.set()
+
+    async def _see_to_suspect(self) -> bool:
+        """Run the suspect that is ready, or make room for it; False: not now, go on with other work."""
+        if self._slots.empty.is_set():
+            return await self._run_suspect()
+        seconds = self._suspect.seconds(
+            time.monotonic(),
+            busy=self._slots.busy / self._settings.concurrency,
+            longest=self._slots.longest_left(),
+        )
+        if seconds:
+            # Look again in a moment, since an idle worker may take it meanwhile.
+            await _wait_at_most(self._slots.empty, min(seconds, self._settings.poll, LOOK_AGAIN))
+        return seconds > 0.0
 
     async def _run_suspect(self) -> bool:
-        """Run one suspect with nothing beside it; False: not now, go on with other work."""
-        if not self._slots.empty.is_set():
-            now = time.monotonic()
-            if self._drain_for_suspect is None:
-                self._drain_for_suspect = now + random.uniform(*SUSPECT_PATIENCE)
-            if now < self._drain_for_suspect:
-                return False
-            # Drain; look again in a moment, since an idle worker may take it meanwhile.
-            await _wait_at_most(self._slots.empty, self._settings.poll)
-            return True
-        self._drain_for_suspect = None
+        """Claim one suspect and run it with nothing beside it, from the first to the last; whether there was one."""
+        self._suspect.reset()
         self._floors.suspect_ready = False
-        scans = [LaneScan(line, self._floors[line].start, 1) for line in self._lanes.suspects()]
-        jobs = await self._claim(1, scans)
+        jobs = await self._claim(1, [LaneScan(line, self._floors[line].start, 1) for line in self._lanes.suspects()])
         for job in jobs:
+            self.found_nothing.clear()
             self._slots.start(job)
             self.waits_for_slots = True
             await self._slots.empty.wait()
@@ -229,10 +253,6 @@ class Claimer:
                     lanes = self._lanes.scans(self._floors, limit) if scans is None else scans
                     jobs = await self._store.claim(conn, worker=worker, lanes=lanes, limit=limit)
                 break
-            except asyncio.CancelledError:
-                # The worker stops; what the server did is not known.
-                self._unanswered = time.monotonic() + UNANSWERED
-                raise
             except psycopg.Error as error:
                 if error.sqlstate == WORKER_DEAD:
                     self._lease.refused(worker)
@@ -244,34 +264,35 @@ class Claimer:
                 await asyncio.sleep(pause * (0.5 + random.random()))
                 pause = min(pause * 2, 2.0)
                 await self._lease.wait_proven()
+            except BaseException:
+                # The worker stops (or this is a bug); what the server did is not known.
+                self._unanswered = time.monotonic() + UNANSWERED
+                raise
         if lost_since is not None:
             self._observers.emit(DatabaseRecovered("claimer", time.monotonic() - lost_since))
         for job in jobs:
             self._floors.claimed(job.lane, job.vt)
             self._observers.emit(JobClaimed(job.job_id, job.task, job.tenant, job.attempt))
         if jobs:
-            self.found_nothing.clear()
             self._claimed()
-        else:
-            self.found_nothing.set()
         return jobs
 
-    async def settle(self, seconds: float) -> None:
-        """Once the loop is cancelled: hand back what a claim without an answer may have taken, within so many seconds."""
-        if self._unanswered is not None:
-            await self._hand_back_unknown(seconds)
-
-    async def _hand_back_unknown(self, seconds: float | None = None) -> None:
-        """Hand back what a claim without an answer took; looked for until the server cannot commit it any more."""
-        last_look = self._unanswered is not None and time.monotonic() > self._unanswered
+    async def hand_back_unknown(self, seconds: float | None = None) -> None:
+        """Hand back what a claim without an answer took, within so many seconds; until the server cannot commit it any more."""
+        if self._unanswered is None:
+            return
+        last_look = time.monotonic() > self._unanswered
+        # Before and after: what is claimed and what is recorded during the look are both no secret.
+        known = self._slots.known()
         try:
             async with self._database.runtime(seconds) as conn:
-                jobs = await self._store.unknown_claims(conn, worker=self._lease.worker, known=self._slots.known())
+                # All that this worker runs: of a job that was given up on, an earlier attempt is known and this one perhaps not.
+                jobs = await self._store.unknown_claims(conn, worker=self._lease.worker, known=())
         except psycopg.Error:
             return
-        known = set(self._slots.known())
+        known |= self._slots.known()
         for job in jobs:
-            if job.job_id not in known:
+            if job.fence not in known:
                 self._put(job, Released(Reason.INTERRUPTED, "the answer to its claim was lost"))
         if last_look:
             self._unanswered = None

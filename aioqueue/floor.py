@@ -60,7 +60,7 @@ class LaneFloor(Generic[T]):
         return self._armed
 
     @property
-    def settled(self) -> bool:
+    def at_rest(self) -> bool:
         """Whether further ticks could not move the floor: nothing seen lies above it."""
         return self._armed is None and not self._waiting and not self._aside and self._reached <= self.value
 
@@ -149,10 +149,10 @@ class Floors:
         self._moved = False
 
     @property
-    def settled(self) -> bool:
+    def at_rest(self) -> bool:
         """Whether the last tick has read what was claimed before it, and no further tick could move a floor."""
         return not self._moved and all(
-            floor.settled and self._claimed[lane] <= floor.seen for lane, floor in self._floors.items()
+            floor.at_rest and self._claimed[lane] <= floor.seen for lane, floor in self._floors.items()
         )
 
     def reset(self) -> None:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
-from uuid import UUID
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -141,9 +140,9 @@ class Guard:
         self._loop_thread = threading.get_ident()
         self._thread.start()
 
-    def jobs(self) -> list[UUID]:
+    def jobs(self) -> list[Claimed]:
         """Jobs whose outcomes it writes now."""
-        return [job.job_id for job in list(self._writing.values())]
+        return list(self._writing.values())
 
     async def wait_written(self) -> None:
         """Wait until everything it has begun to write is recorded, or the recorder's."""

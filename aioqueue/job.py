@@ -78,6 +78,10 @@ class NewJob:
     max_attempts: int | None = None
 
 
+Fence = tuple[int, int, int, UUID, int]
+"""(worker, lane, vt, job_id, attempt) of one claim."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Claimed:
     """A job in the hands of this worker; `fence` stands in the condition of every write about it."""
@@ -99,8 +103,8 @@ class Claimed:
     """When this process had it, by time.monotonic()."""
 
     @property
-    def fence(self) -> tuple[int, int, int, UUID, int]:
-        """(worker, lane, vt, job_id, attempt): equal counters alone could be two claims after a failover."""
+    def fence(self) -> Fence:
+        """What names this claim: equal counters alone could be two claims after a failover."""
         return self.worker, self.lane, self.vt, self.job_id, self.attempt
 
     @property

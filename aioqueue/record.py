@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
-from uuid import UUID
 
 import psycopg
 from psycopg import AsyncConnection
@@ -151,9 +150,9 @@ class Recorder:
         """Outcomes that the database refuses each by itself; they are tried again."""
         return sum(pending.refusals > 0 for pending in self._pending)
 
-    def jobs(self) -> list[UUID]:
+    def jobs(self) -> list[Claimed]:
         """Jobs whose outcomes are not written yet."""
-        return [pending.job.job_id for pending in self._pending]
+        return [pending.job for pending in self._pending]
 
     def put(self, job: Claimed, outcome: Outcome) -> None:
         """Take an outcome, also one that may have been written already. Never blocks, never fails."""

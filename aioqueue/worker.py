@@ -1,4 +1,4 @@
-"""Composes one worker from its steps, and stops them in order; holds no policy of its own.
+"""Composes one worker from its steps, and ends them in order; holds no policy of its own.
 
     Worker.run
     ├── Heartbeat    beats; the last to stop                      renew.py
@@ -8,6 +8,7 @@
     ├── Claimer      free slots + wake-up or poll → claim         claim.py
     └── a job each   an asyncio task of its own                   run.py, transaction.py
 
+A loop that fails is started again (keep.py). How the worker stops stands in stop.py, what a user holds of it in running.py.
 The listener and the notifier belong to the app (app.py), which lends them.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -26,16 +27,18 @@ import psycopg
 from .attempt import Cause
 from .claim import Claimer, Lanes
 from .database import Database
-from .events import Observers, WorkerStarted, WorkerStopped, WorkerStopping
+from .events import Observers, WorkerStarted, WorkerStopped
 from .floor import Floors
 from .guard import Guard
-from .job import Claimed
+from .keep import keep_running
 from .listen import Kind
 from .maintenance.service import Maintenance
 from .record import Recorder, encode
 from .renew import Heartbeat
 from .run import Runner
 from .settings import DEFAULT_QUEUE, Settings, WorkerSettings, parse_queues
+from .slots import Slots
+from .stop import LAST_WORD, Stop
 from .store import LOWEST_ID, Store
 from .task import Task
 from .transaction import JobTransactions
@@ -43,10 +46,6 @@ from .version import VERSION
 
 STANDSTILL = 5.0
 """Seconds beyond the poll interval after which a claim loop that has not turned counts as stuck."""
-LAST_WRITES = 5.0
-"""Seconds a stopping worker waits for commits and outcomes that the database does not take."""
-LAST_WORD = 1.0
-"""Seconds that its other last statements may take, each."""
 RECORDERS = 2
 """Writes of outcomes in flight at once."""
 
@@ -72,51 +71,6 @@ class WakeUps(Protocol):
         ...
 
 
-class Slots:
-    """Where claimed jobs run: the runner, seen by the claimer."""
-
-    def __init__(self, concurrency: int) -> None:
-        self.concurrency = concurrency
-        self.runner: Runner
-        self.recorder: Recorder
-        self.guard: Guard
-        self._freed = asyncio.Event()
-        self.empty = asyncio.Event()
-        self.empty.set()
-        """Set while nothing runs, abandoned jobs apart."""
-
-    @property
-    def free(self) -> int:
-        """Jobs that could be started now."""
-        return max(0, self.concurrency - len(self.runner.runs))
-
-    async def wait_free(self) -> None:
-        """Wait until one could be started."""
-        while not self.free:
-            self._freed.clear()
-            await self._freed.wait()
-
-    def start(self, job: Claimed) -> None:
-        """Start a claimed job."""
-        self.empty.clear()
-        self.runner.start(job)
-
-    @property
-    def busy(self) -> int:
-        """Jobs that run, those apart that were given up on."""
-        return sum(not run.abandoned for run in self.runner.runs.values())
-
-    def freed(self) -> None:
-        """A run is over, or was given up on."""
-        self._freed.set()
-        if not self.busy:
-            self.empty.set()
-
-    def known(self) -> Sequence[UUID]:
-        """Every claimed job of this process that is not recorded yet."""
-        return [*(run.job.job_id for run in self.runner.runs.values()), *self.recorder.jobs(), *self.guard.jobs()]
-
-
 class Worker:
     """One worker: its row, its loops, its runs. Made by `AioQueue.worker()`; run once."""
 
@@ -137,21 +91,14 @@ class Worker:
         self._database = database
         self._observers = observers
         self._wake_ups = wake_ups
-        self._settings = settings
-        self._worker_settings = worker
-        self._grace = grace
+        self._settings = worker
         self._standalone = standalone
         self.abandoned = 0
         """Jobs that ignored their cancellation; a standalone worker stops then, an embedded one claims nothing more."""
-        self.unwritten = 0
-        """Outcomes that the database did not take before the worker had to stop; others run these jobs again."""
-        self._give_up = asyncio.Event()
         queues = parse_queues(worker.queues)
         if not queues:
             queues = dict.fromkeys([DEFAULT_QUEUE, *sorted({t.definition.queue for t in tasks.values()})], 1)
         self.queues = tuple(queues)
-        self._stopping = asyncio.Event()
-        self._hurry = asyncio.Event()
         self.started = started
         """Set once the worker has its row and claims."""
 
@@ -235,6 +182,20 @@ class Worker:
             sink=recorder,
             encode=lambda job, outcome: encode(job, outcome).text,
         )
+        self._stop = Stop(
+            slots,
+            self._claimer,
+            observers,
+            limits=settings.limits,
+            grace=grace,
+            drain=worker.drain,
+            worker=lambda: self.heartbeat.worker,
+        )
+
+    @property
+    def unwritten(self) -> int:
+        """Outcomes that the database did not take before the worker had to stop; others run these jobs again."""
+        return self._stop.unwritten
 
     @property
     def running(self) -> int:
@@ -250,10 +211,10 @@ class Worker:
             found.append("the lease is in doubt: no beat was accepted in time")
         if self.abandoned:
             found.append(f"{self.abandoned} jobs ignored their cancellation; the worker claims nothing more")
-        elif self._stopping.is_set():
+        elif self._stop.begun:
             found.append("the worker is stopping")
         stands = time.monotonic() - self._claimer.turned
-        if stands > STANDSTILL + self._worker_settings.poll and not self._claimer.waits_for_slots:
+        if stands > STANDSTILL + self._settings.poll and not self._claimer.waits_for_slots:
             found.append(f"the claim loop has not turned for {stands:.0f} s")
         if self._recorder.refused:
             found.append(f"the database refuses {self._recorder.refused} outcomes; they are tried again")
@@ -263,101 +224,54 @@ class Worker:
 
     def stop(self, *, hurry: bool = False) -> None:
         """Ask the worker to stop: drain for the grace period; `hurry` ends what runs now and hands it back, spared."""
-        self._stopping.set()
-        if hurry:
-            self._hurry.set()
+        self._stop.ask(hurry=hurry)
 
     async def run(self) -> None:
         """Work until `stop()`, until nothing is ready (drain), or until this task is cancelled; then stop in order.
 
         Whatever way it ends, claiming stops first, jobs have the grace period, outcomes are recorded, the heartbeat goes
-        last. Raises psycopg.OperationalError when the database cannot be reached at the start.
+        last. A second cancellation would break into that: see running.py. Raises psycopg.OperationalError when the database
+        cannot be reached at the start.
         """
         await self.heartbeat.register()
-        async with asyncio.TaskGroup() as group:
-            beats = group.create_task(self.heartbeat.run(), name="aioqueue heartbeat")
-            records = [group.create_task(self._recorder.run(), name="aioqueue recorder") for _ in range(RECORDERS)]
-            upkeep = group.create_task(self._maintenance.run(), name="aioqueue maintenance")
-            claims = group.create_task(self._claimer.run(), name="aioqueue claimer")
+        claims = _keep(self._claimer.run, "claimer")
+        loops = [
+            *(_keep(self._recorder.run, "recorder") for _ in range(RECORDERS)),
+            _keep(self._maintenance.run, "maintenance"),
+            _keep(self.heartbeat.run, "heartbeat"),
+        ]
+        written = False
+        try:
             self._guard.start()
             self._wake_ups.on_ready(self._wake)
-            self._observers.emit(WorkerStarted(self.heartbeat.worker, self.queues, self._worker_settings.concurrency))
+            self._observers.emit(WorkerStarted(self.heartbeat.worker, self.queues, self._settings.concurrency))
             self.started.set()
-            try:
-                await self._wait_stop(claims)
-            finally:
-                self._wake_ups.off_ready(self._wake)
-                # An enclosing anyio scope would cancel again at every await; the stop is bounded by its own limits.
-                with anyio.CancelScope(shield=True):
-                    written = await self._drain(claims)
-                    for loop in (*records, upkeep, beats):
-                        loop.cancel()
-                    await asyncio.wait([*records, upkeep, beats])
-                    await self._guard.stop()
-                    self.heartbeat.close()
-                    if written:
-                        with contextlib.suppress(psycopg.Error):
-                            await self.heartbeat.resign(LAST_WORD)
-                    self._runner.close()
+            await self._stop.wait()
+        finally:
+            self._wake_ups.off_ready(self._wake)
+            # An enclosing anyio scope would cancel again at every await; the stop is bounded by its own limits.
+            with anyio.CancelScope(shield=True):
+                try:
+                    written = await self._stop.carry_out(claims)
+                finally:
+                    await self._end(loops, resign=written)
         self._observers.emit(WorkerStopped(self.heartbeat.worker))
 
-    async def _wait_stop(self, claims: asyncio.Task[None]) -> None:
-        if not self._worker_settings.drain:
-            await _first_of(self._stopping, self._give_up)
-            claims.cancel()
-            await self._stopping.wait()
-            return
-        drained = asyncio.Event()
-        watch = asyncio.create_task(self._watch_drained(drained))
-        try:
-            await _first_of(self._stopping, drained)
-        finally:
-            watch.cancel()
-
-    async def _watch_drained(self, drained: asyncio.Event) -> None:
-        while not drained.is_set():
-            await self._slots.empty.wait()
-            await self._recorder.wait_idle()
-            # What ran may have enqueued more. The claim that is under way now may be too old to see it, the next is not.
-            for _ in range(2):
-                self._claimer.found_nothing.clear()
-                self._claimer.wake()
-                await self._claimer.found_nothing.wait()
-            if not self.running:
-                drained.set()
-
-    async def _drain(self, claims: asyncio.Task[None]) -> bool:
-        """Stop claiming, let the jobs end, end those that do not, write what became of them; whether all was written."""
-        claims.cancel()
-        await asyncio.wait([claims])
-        await self._claimer.settle(LAST_WORD)
-        self._observers.emit(WorkerStopping(self.heartbeat.worker, self.running, self._grace))
-        await self._wait_empty(self._grace, unless=self._hurry)
-        if self._slots.busy:
-            self._runner.stop_all(Cause.INTERRUPTED)
-            await self._wait_empty(LAST_WRITES)
-            # User code has the abandon limit; what only waits for the database does not.
-            if any(run.in_user_code for run in self._runner.runs.values()):
-                await self._wait_empty(max(0.0, self._settings.limits.abandon + 1.0 - LAST_WRITES))
-        try:
-            async with asyncio.timeout(LAST_WRITES):
-                await self._guard.wait_written()
-                await self._recorder.wait_idle()
-        except TimeoutError:
-            self.unwritten = self._recorder.pending + len(self._guard.jobs())
-            return False
-        return True
-
-    async def _wait_empty(self, seconds: float, *, unless: asyncio.Event | None = None) -> None:
-        """Wait until nothing runs, at most so long; a set event ends the wait."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await _first_of(self._slots.empty, *([] if unless is None else [unless]))
+    async def _end(self, loops: Sequence[asyncio.Task[None]], *, resign: bool) -> None:
+        for loop in loops:
+            loop.cancel()
+        await asyncio.wait(loops)
+        await self._guard.stop()
+        self.heartbeat.close()
+        if resign:
+            with contextlib.suppress(psycopg.Error):
+                await self.heartbeat.resign(LAST_WORD)
+        self._runner.close()
 
     def _job_abandoned(self) -> None:
         self.abandoned += 1
         self._slots.freed()
-        self._give_up.set()
+        self._stop.claim_no_more()
         if self._standalone:
             self.stop()
 
@@ -389,11 +303,5 @@ class Worker:
         self._database.sever_jobs()
 
 
-async def _first_of(*events: asyncio.Event) -> None:
-    """Wait until one of the events is set."""
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
+def _keep(run: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
+    return asyncio.create_task(keep_running(run, name), name=f"aioqueue {name}")

@@ -1,8 +1,11 @@
 """The app: opening and closing, enqueue on the pool and on the caller's connection, and the embedded worker's end."""
 
 import asyncio
+import dataclasses
 import os
 import signal
+import threading
+import warnings
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -29,12 +32,13 @@ from aioqueue import (
     LeaseSettings,
     LimitSettings,
     PoolSettings,
+    ResultTimeout,
     TransactionAborted,
     UnknownTask,
     WorkerSettings,
 )
 from aioqueue.database import sever
-from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, LeaseLost, WorkerStopped, WorkerStopping
+from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, LeaseLost, ListenerConnected, WorkerStopped, WorkerStopping
 from aioqueue.job import NewJob, new_job_id
 from tests.kit import Seen, passed, session, until
 from tests.postgres import Database
@@ -125,6 +129,56 @@ async def test_an_app_is_opened_once(app: AioQueue) -> None:
     assert app.is_open
 
 
+async def test_an_app_that_is_opened_twice_at_once_is_open_once(make_app: MakeApp, boss: Session) -> None:
+    app = make_app()
+    ends = await asyncio.gather(app.open(), app.open(), return_exceptions=True)
+    assert [end is None or (isinstance(end, ConfigurationError) and "open already" in str(end)) for end in ends] == [True] * 2
+    assert ends.count(None) == 1
+    await app.get("add").enqueue(1)
+    await app.close()
+    assert not app.is_open
+    await until(boss, "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'aioqueue')")
+
+
+async def test_workers_open_the_app_together_and_the_last_to_leave_closes_it(make_app: MakeApp) -> None:
+    app = make_app()
+    first, second = app.worker(), app.worker()
+    await asyncio.gather(first.__aenter__(), second.__aenter__())
+    await first.__aexit__(None, None, None)
+    assert app.is_open
+    assert await (await app.get("add").enqueue(1)).result(30) == 2
+    assert second.problems() == []
+    await second.__aexit__(None, None, None)
+    assert not app.is_open
+
+
+async def test_an_app_that_is_left_while_its_worker_runs_is_closed_by_the_worker(make_app: MakeApp, seen: Seen) -> None:
+    app = make_app()
+    slow, inside, goes_on = add_slow(app)
+    worker = app.worker()
+    async with app:
+        await worker.__aenter__()
+        await slow.enqueue()
+        await passed(inside)
+    goes_on.set()
+    assert (await seen.wait(JobRecorded)).state == "succeeded"
+    await worker.__aexit__(None, None, None)
+    assert not app.is_open
+    await app.close()
+
+
+async def test_an_enqueue_right_before_the_end_still_gives_its_hint(make_app: MakeApp, seen: Seen) -> None:
+    """The worker of another process has no poll to find it by."""
+    app, other = make_app(worker=WorkerSettings(poll=3600)), make_app()
+    async with app, app.worker():
+        await seen.wait(ListenerConnected)
+        await (await app.get("add").enqueue(0)).result(30)
+        for n in range(10):
+            async with other:
+                job = await other.get("add").enqueue(n)
+            await seen.wait(JobRecorded, job_id=job.id)
+
+
 async def test_another_event_loop_is_refused(app: AioQueue) -> None:
     async def enqueue() -> None:
         await app.get("add").enqueue(1)
@@ -152,6 +206,34 @@ async def test_a_forked_process_is_refused(app: AioQueue) -> None:
     _, status = await asyncio.to_thread(os.waitpid, pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert (await job.status()).state is JobState.READY
+
+
+async def test_a_forked_process_opens_the_app_anew_and_leaves_the_parents_alone(app: AioQueue, boss: Session) -> None:
+    await app.get("add").enqueue(1)
+
+    async def child() -> None:
+        await app.close()  # closes nothing of the parent's
+        async with app:
+            await app.get("add").enqueue(2)
+
+    def fork() -> int:
+        # From a thread: there the loop of the parent does not run, and the child's only thread is this one.
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                asyncio.run(child())
+                code = 0
+            finally:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads
+        assert await asyncio.to_thread(fork) == 0
+    assert app.is_open
+    await app.get("add").enqueue(3)
+    assert len(await jobs(boss)) == 3
 
 
 async def test_a_database_that_cannot_be_reached_leaves_the_app_closed(make_app: MakeApp) -> None:
@@ -264,6 +346,23 @@ async def test_an_id_that_another_job_has_is_refused_and_the_same_job_again_is_s
         await app.enqueue_jobs([NewJob(id=number, task="add", payload='{"a": 2}')], on=None)
     assert caught.value.job_id == number
     assert len(await jobs(boss)) == 1
+
+
+async def test_of_many_the_one_whose_id_is_taken_is_named(app: AioQueue) -> None:
+    taken = NewJob(id=new_job_id(), task="add", payload='{"a": 1}')
+    await app.enqueue_jobs([taken], on=None)
+    others = [NewJob(id=new_job_id(), task="add", payload='{"a": 1}') for _ in range(3)]
+    with pytest.raises(DuplicateJob) as caught:
+        await app.enqueue_jobs([*others, dataclasses.replace(taken, payload='{"a": 2}')], on=None)
+    assert caught.value.job_id == taken.id
+
+
+async def test_the_payload_of_one_job_by_name_has_no_number(app: AioQueue) -> None:
+    with pytest.raises(InvalidPayload) as caught:
+        await app.enqueue_by_name("add", {"a": "x"})
+    assert "number" not in str(caught.value)
+    with pytest.raises(InvalidPayload, match=r"number 1 \(from 0\)"):
+        await app.get("add").enqueue_many([{"a": 1}, {"a": "x"}])
 
 
 async def test_many_are_written_all_or_none(app: AioQueue, boss: Session) -> None:
@@ -530,6 +629,67 @@ async def test_a_cancel_in_a_jobs_own_transaction_is_rolled_back_with_it(app: Ai
         assert (await victim.status()).state is JobState.CANCELLED
 
 
+async def test_inside_a_job_a_handle_finds_its_own_tenants_jobs_only_unless_it_leaves(app: AioQueue) -> None:
+    add = app.get("add")
+    foreign = await add.options(queue="unserved", tenant="b").enqueue(1)
+    own = await add.options(queue="unserved", tenant="a").enqueue(1)
+
+    async def ask(by: str) -> list[str]:
+        found = []
+        for job in (foreign, own):
+            handle = app.job(job.id, on=app if by == "app" else None)
+            try:
+                found.append(f"{(await handle.status()).state} {await handle.cancel()}")
+            except JobNotFound:
+                found.append("not found")
+            try:
+                found.append(str(await handle.result(1.5)))
+            except (JobNotFound, JobCancelled, ResultTimeout) as error:
+                found.append(type(error).__name__)
+        return found
+
+    @app.task(name="holding")
+    async def holding(tx: JobTransaction, by: str) -> list[str]:
+        # A cancel in an open transaction is not to be waited for.
+        found = []
+        for job in (foreign, own):
+            try:
+                found.append(str(await app.job(job.id, on=app if by == "app" else None).cancel()))
+            except JobNotFound:
+                found.append("not found")
+        return found
+
+    @app.task(name="plain")
+    async def plain(ctx: JobContext, by: str) -> list[str]:
+        return await ask(by)
+
+    hidden = ["not found", "JobNotFound"]
+    async with app.worker():
+        assert await (await plain.options(tenant="a").enqueue("tenant")).result(30) == [
+            *hidden, "ready cancelled", "JobCancelled",
+        ]  # fmt: skip
+        assert (await foreign.status()).state is JobState.READY
+        assert await (await holding.options(tenant="a").enqueue("tenant")).result(30) == ["not found", "cancelled"]
+        assert (await foreign.status()).state is JobState.READY
+        assert await (await holding.options(tenant="a").enqueue("app")).result(30) == ["cancelled", "cancelled"]
+        assert await (await plain.enqueue("tenant")).result(30) == ["cancelled cancelled", "JobCancelled"] * 2
+    with pytest.raises(InvalidOption, match="on: expected the app itself"):
+        app.job(own.id, on=AioQueue("postgresql://nowhere/none"))
+
+
+async def test_a_job_that_left_its_enqueuers_tenant_is_found_by_its_handle(app: AioQueue) -> None:
+    add = app.get("add")
+
+    @app.task(name="parent")
+    async def parent(ctx: JobContext) -> list[int]:
+        joined, left = await add.enqueue(1), await add.options(on=app).enqueue(2)
+        by_name = await app.enqueue_by_name("add", {"a": 3})
+        return [await job.result(30) for job in (joined, left, by_name)]
+
+    async with app.worker():
+        assert await (await parent.options(tenant="t").enqueue()).result(30) == [2, 3, 4]
+
+
 # -- the embedded worker ---------------------------------------------------------------------------------------------
 
 
@@ -655,6 +815,56 @@ async def test_a_host_cancelled_while_the_worker_starts_leaves_nothing_running(m
         await task
     assert not app.is_open
     assert [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("aioqueue")] == []
+
+
+@pytest.mark.parametrize("how", ["run", "block"])
+async def test_a_worker_that_is_cancelled_twice_leaves_nothing_behind(make_app: MakeApp, boss: Session, how: str) -> None:
+    app = make_app()
+    slow, inside, _ = add_slow(app)
+
+    async def block() -> None:
+        async with app.worker(grace=3600) as worker:
+            await worker.wait()
+
+    async with app:
+        await slow.enqueue()
+        task = asyncio.create_task(app.worker(grace=3600).run() if how == "run" else block())
+        await passed(inside)
+        for _ in range(2):
+            task.cancel()
+            await asyncio.sleep(0.02)
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert await boss.rows("SELECT worker, attempt, spared FROM aioqueue.live") == [(None, 1, 1)]
+        assert await boss.rows("SELECT FROM aioqueue.worker") == []
+    assert [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("aioqueue")] == []
+    assert [t.name for t in threading.enumerate() if t.name == "aioqueue guard"] == []
+    await until(boss, "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'aioqueue')")
+
+
+async def test_a_worker_that_has_ended_says_so(app: AioQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = app.worker(drain=True)
+    async with worker:
+        await worker.wait()
+        assert worker.problems() == ["the worker has ended"]
+    broken = app.worker()
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr("aioqueue.stop.Stop.wait", fail)
+    with pytest.raises(ZeroDivisionError):
+        async with broken:
+            with pytest.raises(ZeroDivisionError):
+                await broken.wait()
+            assert broken.problems() == ["the worker has ended: ZeroDivisionError: a bug"]
+
+
+async def test_a_stop_before_the_start_counts(app: AioQueue) -> None:
+    worker = app.worker()
+    worker.stop()
+    async with asyncio.timeout(60):
+        await worker.run()
 
 
 async def test_a_worker_is_started_once(app: AioQueue) -> None:

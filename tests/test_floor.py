@@ -195,19 +195,19 @@ def observe(floor: LaneFloor[int], v: int, xmax: int, *running: int, now: float 
     floor.observe(v, Snapshot(xmax, frozenset(running)), now)
 
 
-def test_a_new_floor_asks_nothing_and_is_settled() -> None:
+def test_a_new_floor_asks_nothing_and_is_at_rest() -> None:
     floor: LaneFloor[int] = LaneFloor(-1)
-    assert (floor.start, floor.question, floor.settled) == ((0, -1), None, True)
+    assert (floor.start, floor.question, floor.at_rest) == ((0, -1), None, True)
     observe(floor, 0, 10)
-    assert (floor.question, floor.settled) == (None, True)
+    assert (floor.question, floor.at_rest) == (None, True)
 
 
 def test_the_question_waits_for_every_transaction_that_ran() -> None:
     floor: LaneFloor[int] = LaneFloor(0)
     observe(floor, 100, 20, 15)
-    assert (floor.question, floor.settled) == (None, False)
+    assert (floor.question, floor.at_rest) == (None, False)
     observe(floor, 100, 25, 15, 22)
-    assert (floor.question, floor.settled) == (None, False)
+    assert (floor.question, floor.at_rest) == (None, False)
     observe(floor, 100, 25, 22)
     assert floor.question == 100
     floor.answer(100, None)
@@ -222,7 +222,7 @@ def settle(floor: LaneFloor[int], v: int, xmax: int) -> None:
         if (asked := floor.question) is not None:
             floor.answer(asked, None)
         observe(floor, v, xmax + n)
-    assert floor.settled
+    assert floor.at_rest
 
 
 def test_a_ready_job_stops_the_floor_at_its_place() -> None:
@@ -231,7 +231,7 @@ def test_a_ready_job_stops_the_floor_at_its_place() -> None:
     observe(floor, 100, 21)
     floor.answer(100, (40, 7))
     assert floor.start == (40, 7)
-    assert not floor.settled
+    assert not floor.at_rest
 
 
 def test_an_answer_to_an_older_question_moves_the_floor_only_that_far() -> None:
@@ -281,7 +281,7 @@ def test_reset_forgets_everything() -> None:
     observe(floor, 200, 21, 20, now=9)
     floor.answer(100, None)
     floor.reset()
-    assert (floor.start, floor.question, floor.settled) == ((0, 0), None, True)
+    assert (floor.start, floor.question, floor.at_rest) == ((0, 0), None, True)
     observe(floor, 0, 50)
     assert floor.start == (0, 0)
 
@@ -294,21 +294,21 @@ def test_a_snapshot_is_read_as_the_server_writes_it(text: str, xmax: int, runnin
     assert Snapshot.parse(text) == Snapshot(xmax, frozenset(running))
 
 
-def test_the_floors_of_a_process_are_settled_once_a_tick_has_read_what_was_claimed() -> None:
+def test_the_floors_of_a_process_are_at_rest_once_a_tick_has_read_what_was_claimed() -> None:
     floors = Floors([1, 2], LOWEST_ID)
-    assert [floors.settled] == [True]
+    assert [floors.at_rest] == [True]
     floors.claimed(1, 500)
-    assert (floors.settled, floors.highest_claimed(1), floors.highest_claimed(2)) == (False, 500, 0)
+    assert (floors.at_rest, floors.highest_claimed(1), floors.highest_claimed(2)) == (False, 500, 0)
     floors.begin_tick()
     for lane in (1, 2):
         floors[lane].observe(0, Snapshot(10, frozenset()), 0.0)
-    assert [floors.settled] == [False], "it was published by that tick and read by none"
+    assert [floors.at_rest] == [False], "it was published by that tick and read by none"
     floors.begin_tick()
     for xmax in range(11, 15):
         if (asked := floors[1].question) is not None:
             floors[1].answer(asked, None)
         floors[1].observe(500, Snapshot(xmax, frozenset()), 0.05)
-    assert floors.settled
+    assert floors.at_rest
     floors.claimed(1, 400)
     assert floors.highest_claimed(1) == 500
     floors.reset()

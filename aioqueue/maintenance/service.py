@@ -104,7 +104,7 @@ class Maintenance:
             moved = await self._rescuer.rescue(self._worker()) if tick.losses else 0
             if moved + await self._rescuer.rescue_orphans():
                 self._rescued()
-        if not self._floors.settled:
+        if not self._floors.at_rest:
             return self._settings.tick
         return self._idle_pause(tick)
 
