@@ -127,11 +127,8 @@ def main() -> int:
         f"storm: {seconds:g} s, {options.workers} workers, seed {seed}, faults: {', '.join(sorted(kinds)) or 'none'}", flush=True
     )
     with storm_server() as server:
-        storm = asyncio.run(
-            run(
-                server, directory, seconds=seconds, seed=seed, kinds=kinds, workers=options.workers, rate=options.rate
-            )  # fmt: skip
-        )
+        lasting = run(server, directory, seconds=seconds, seed=seed, kinds=kinds, workers=options.workers, rate=options.rate)
+        storm = asyncio.run(lasting)
     print("every check held" if not storm.faults else f"FAILED: {len(storm.faults)} faults")
     print(f"logs and diaries of the workers: {directory}")
     return 1 if storm.faults else 0

@@ -26,7 +26,8 @@ UNOWNED = LEASE + 6.0
 SPARED = ("interrupted", "unknown task", "no connection", "snoozed")
 INVARIANTS = {
     "effects of jobs that have not succeeded": """
-        SELECT e.job_id FROM storm.effect e LEFT JOIN aioqueue.outcome o USING (job_id) WHERE o.state IS DISTINCT FROM 'succeeded'""",
+        SELECT e.job_id FROM storm.effect e LEFT JOIN aioqueue.outcome o USING (job_id)
+         WHERE o.state IS DISTINCT FROM 'succeeded'""",
     "effects of another attempt than the one that succeeded": """
         SELECT e.job_id FROM storm.effect e JOIN aioqueue.outcome o USING (job_id) WHERE o.attempt <> e.attempt""",
     "jobs that succeeded without their effect": """
@@ -37,8 +38,8 @@ INVARIANTS = {
          UNION ALL SELECT job_id FROM storm.ledger GROUP BY job_id HAVING count(*) > 1""",
     "rows of another tenant": "SELECT job_id FROM storm.violation",
     "ended jobs that are still unfinished": """
-        SELECT job_id FROM aioqueue.outcome JOIN (SELECT job_id FROM aioqueue.live UNION ALL SELECT job_id FROM aioqueue.scheduled) u
-         USING (job_id)""",
+        SELECT job_id FROM aioqueue.outcome
+          JOIN (SELECT job_id FROM aioqueue.live UNION ALL SELECT job_id FROM aioqueue.scheduled) u USING (job_id)""",
     "jobs in two places": """
         SELECT job_id FROM (SELECT job_id FROM aioqueue.live UNION ALL SELECT job_id FROM aioqueue.scheduled) u
          GROUP BY job_id HAVING count(*) > 1""",
@@ -47,8 +48,10 @@ INVARIANTS = {
            AND NOT EXISTS (SELECT FROM aioqueue.live l WHERE l.job_id = j.id)
            AND NOT EXISTS (SELECT FROM aioqueue.scheduled s WHERE s.job_id = j.id)""",
     "jobs tried too often": """
-        SELECT j.id FROM aioqueue.job j JOIN (SELECT job_id, attempt, spared FROM aioqueue.outcome
-         UNION ALL SELECT job_id, attempt, spared FROM aioqueue.live UNION ALL SELECT job_id, attempt, spared FROM aioqueue.scheduled) u
+        SELECT j.id FROM aioqueue.job j JOIN (
+               SELECT job_id, attempt, spared FROM aioqueue.outcome
+               UNION ALL SELECT job_id, attempt, spared FROM aioqueue.live
+               UNION ALL SELECT job_id, attempt, spared FROM aioqueue.scheduled) u
             ON u.job_id = j.id WHERE u.attempt - u.spared > j.max_attempts""",
     "jobs without the business of their transaction, or the other way round": """
         SELECT coalesce(j.id, a.job_id) FROM (SELECT id FROM aioqueue.job WHERE queue <> 'pooled') j

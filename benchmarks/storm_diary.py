@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from itertools import pairwise
 from uuid import UUID
 
 from .storm_fleet import Fleet, Life
@@ -56,7 +57,7 @@ def judge(storm: Storm, fleet: Fleet, executions: list[Execution]) -> Counter[st
             storm.fault(f"an attempt of job {job} ran twice: {[(r.attempt, r.life.log.name) for r in runs]}")
         if [run.attempt for run in runs] != sorted(run.attempt for run in runs):
             storm.counts["claims that started after a later claim's"] += 1
-        for before, after in zip(runs, runs[1:], strict=False):
+        for before, after in pairwise(runs):
             if before.end <= after.start:
                 continue
             cause = fleet.excuse(before.life, before.start, after.start)

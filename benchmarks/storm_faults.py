@@ -22,7 +22,7 @@ from .storm_run import Storm
 from .storm_server import WATCH
 from .storm_tasks import LEASE
 
-WEIGHTS = {"kill": 5.0, "stop": 4.0, "terminate": 6.0, "restart": 1.0, "blackhole": 3.0}
+WEIGHTS = {"kill": 5.0, "stop": 4.0, "terminate": 6.0, "restart": 1.5, "blackhole": 3.0}
 INTERVAL = 1.8
 """Seconds between faults, on average."""
 
