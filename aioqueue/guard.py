@@ -51,7 +51,7 @@ class Sink(Protocol):
         """Take an outcome that may or may not be written already."""
         ...
 
-    def recorded_by_guard(self, job: Claimed, state: str, error: str) -> None:
+    def recorded_by_guard(self, job: Claimed, state: str, outcome: Failed) -> None:
         """Take note of a time-out that the guard recorded."""
         ...
 
@@ -296,7 +296,7 @@ class Guard:
         if state is None or state == LOCKED:
             self._sink.put(job, outcome)
         else:
-            self._sink.recorded_by_guard(job, state, f"{outcome.error.type}: {outcome.error.message}")
+            self._sink.recorded_by_guard(job, state, outcome)
 
 
 def _innermost(frame: FrameType | None) -> str:

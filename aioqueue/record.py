@@ -167,9 +167,9 @@ class Recorder:
         self._note(job, "succeeded")
         self._recorded()
 
-    def recorded_by_guard(self, job: Claimed, state: str, error: str) -> None:
+    def recorded_by_guard(self, job: Claimed, state: str, outcome: Failed) -> None:
         """Take note of a time-out that the guard recorded."""
-        self._note(job, state, error)
+        self._note(job, state, encode(job, outcome))
         self._recorded()
         if state == "ready" and self._ready is not None:
             self._ready()

@@ -595,6 +595,37 @@ async def test_a_job_that_gets_no_connection_in_time_is_handed_back_spared(boss:
         assert ran == []
 
 
+async def test_a_job_that_is_ended_while_it_waits_for_a_connection_ends_at_once(boss: Session, worker_dsn: str) -> None:
+    """A stopping worker has less time than a wait may take."""
+    limits = LimitSettings(transaction_wait=3600)
+    async with bench(worker_dsn, boss, AioQueue(), pool=PoolSettings(size=3), limits=limits) as at:
+        goes_on = asyncio.Event()
+        inside: list[int] = []
+
+        async def work(tx: JobTransaction, n: int) -> int:
+            inside.append(n)
+            await goes_on.wait()
+            return n
+
+        at.tasks.task(name="work")(work)
+        await at.start("work", '{"n": 1}')
+        async with asyncio.timeout(60):
+            while not inside:  # noqa: ASYNC110 - no event says it, nor the next
+                await asyncio.sleep(0)
+            job = await at.start("work", '{"n": 2}')
+            while not at.database.waiting:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        at.stop(job, Cause.INTERRUPTED)
+        while job.job_id not in at.outcomes:
+            at.freed.clear()
+            await passed(at.freed)
+        outcome = at.outcomes[job.job_id]
+        assert isinstance(outcome, Released) and outcome.reason is Reason.INTERRUPTED
+        goes_on.set()
+        await at.end()
+        assert inside == [1]
+
+
 async def test_an_abandoned_transaction_cannot_commit_once_its_time_out_is_recorded(at: Bench) -> None:
     goes_on = asyncio.Event()
 
