@@ -84,8 +84,8 @@ def explain(error: BaseException) -> Failure:
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return Failure(
             f"{text}: the owner migrates, a worker's role reads everything, a client's may only enqueue, and show, cancel and "
-            "retry jobs by their ids; use the DSN of a role that may, or have the owner run: python -m aioqueue migrate --grants ROLE "
-            "(that makes a worker of it; with --as client, a client)"
+            "retry jobs by their ids; use the DSN of a role that may, or have the owner run: "
+            "python -m aioqueue migrate --grants ROLE (that makes a worker of it; with --as client, a client)"
         )
     if isinstance(error, psycopg.errors.LockNotAvailable):
         return Failure(f"{text}: somebody holds a table; nothing was changed, run it again")
