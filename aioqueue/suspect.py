@@ -2,8 +2,9 @@
 
 Pure: it is told the time and answers how long to claim nothing. An idle worker takes a suspect at once, so a busy one has
 patience first, at random and the longer the more it has to wait out. Then it drains for a bounded spell; in vain, it works on
-for several times as long and tries again with a spell twice as long. So a worker stands still for a fifth of its time at most,
-however long its jobs are, and yet the suspect is run alone in the end: a spell outgrows every time limit. It is never run
+for several times as long and tries again with a spell twice as long. From its first drain on a worker stands still for a third
+of the time at most (a fifth on the average), however long its jobs are, and yet the suspect is run alone in the end, since a
+spell outgrows every time limit. It is never run
 beside other jobs: a third loss would be theirs too.
 """
 

@@ -1,22 +1,26 @@
 """The claimer: which lanes come first and how many slots each gets, claims without an answer, bounds on what is asked for."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
+from uuid import UUID
 
 import pytest
 from psycopg import AsyncConnection
 
-from aioqueue import AioQueue, JobTransaction, LimitSettings, PoolSettings, WorkerSettings
-from aioqueue.claim import LOWEST_FIRST, Lanes
-from aioqueue.database import sever
-from aioqueue.events import DatabaseLost, DatabaseRecovered, JobClaimed, JobRecorded, ListenerConnected
+from aioqueue import AioQueue, JobTransaction, LimitSettings, PoolSettings, WorkerSettings, suspect
+from aioqueue.claim import LOWEST_FIRST, Claimer, Lanes
+from aioqueue.database import Database, sever
+from aioqueue.events import DatabaseLost, DatabaseRecovered, JobClaimed, JobRecorded, ListenerConnected, Observers
 from aioqueue.floor import Floors
-from aioqueue.job import lane
+from aioqueue.job import SUSPECT, Claimed, Fence, lane
 from aioqueue.store import LOWEST_ID, LaneScan
+from aioqueue.suspect import SuspectTurn
 from tests.kit import Seen, passed, session
-from tests.postgres import Database
-from tests.sql.engine import Session
+from tests.postgres import Database as PlainDatabase
+from tests.sql.engine import Session, entry
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +47,7 @@ def make_app(worker_dsn: str, schema: str, seen: Seen) -> MakeApp:
 
 
 @pytest.fixture
-async def boss(database: Database, schema: str) -> AsyncIterator[Session]:
+async def boss(database: PlainDatabase, schema: str) -> AsyncIterator[Session]:
     async with session(database.dsn("owner"), schema) as made:
         yield made
 
@@ -256,6 +260,141 @@ async def test_a_job_that_runs_is_not_taken_for_one_of_a_lost_claim(
         goes_on.set()
         assert await held.result(30) == "once"
     assert await boss.rows("SELECT DISTINCT attempt, spared FROM aioqueue.outcome") == [(1, 0)]
+
+
+async def test_a_claim_without_an_answer_is_found_beside_an_earlier_attempt_of_the_same_job(
+    worker_dsn: str, boss: Session
+) -> None:
+    """The first attempt ignores its cancellation and still runs here; its outcome is recorded."""
+    worker = await boss.register()
+    await boss.enqueue_one()
+    first = await boss.claim_one(worker)
+    await boss.record(worker, entry(first, "time limit", d=0, t="T", m="m", b=None))
+    second = await boss.claim_one(worker)
+    assert (second.job_id, second.attempt) == (first.job_id, 2)
+    for known, found in (({first.fence}, [second.fence]), ({first.fence, second.fence}, [])):
+        async with claimer_of(worker_dsn, boss, worker, known) as (claimer, put):
+            claimer._unanswered = time.monotonic() + 60
+            await claimer.hand_back_unknown()
+        assert [job.fence for job in put] == found
+
+
+class Standing:
+    """A lease that holds, and slots in which nothing runs but what is known."""
+
+    def __init__(self, worker: int, known: set[Fence]) -> None:
+        self.worker = worker
+        self.free, self.busy = 1, 0
+        self.empty = asyncio.Event()
+        self.known = known.copy
+
+    async def wait_proven(self) -> None:
+        pass
+
+    def refused(self, worker: int) -> None:
+        raise AssertionError(worker)
+
+    def longest_left(self) -> float:
+        return 0.0
+
+    async def wait_free(self) -> None:
+        pass
+
+    def start(self, job: Claimed) -> None:
+        raise AssertionError(job)
+
+
+@asynccontextmanager
+async def claimer_of(dsn: str, boss: Session, worker: int, known: set[Fence]) -> AsyncIterator[tuple[Claimer, list[Claimed]]]:
+    """A claimer that does not run, and what it hands back."""
+    database = Database(dsn, PoolSettings())
+    await database.open()
+    lanes, put = Lanes({"default": 1}), list[Claimed]()
+    standing = Standing(worker, known)
+    try:
+        yield (
+            Claimer(
+                database,
+                boss.store,
+                Observers(),
+                settings=WorkerSettings(),
+                lanes=lanes,
+                floors=Floors(lanes.all(), LOWEST_ID),
+                lease=standing,
+                slots=standing,
+                wait_room=standing.wait_free,
+                put=lambda job, _: put.append(job),
+                claimed=lambda: None,
+            ),
+            put,
+        )
+    finally:
+        await database.close()
+
+
+# -- suspects --------------------------------------------------------------------------------------------------------------
+
+
+async def make_suspect(boss: Session, job_id: UUID) -> None:
+    """As after the second loss (sql/functions/rescue_job.sql)."""
+    await boss.rows("UPDATE aioqueue.live SET lane = %s WHERE job_id = %s", lane("default", SUSPECT), job_id)
+
+
+async def test_a_busy_worker_goes_on_beside_a_ready_suspect_and_runs_it_alone_in_the_end(
+    make_app: MakeApp, boss: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspect, "PATIENCE", (0.0, 0.0))
+    monkeypatch.setattr(suspect, "SPELL", 0.2)
+    app = make_app()
+    inside, goes_on, drains = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    beside: list[int] = []
+    seconds = SuspectTurn.seconds
+
+    def spy(turn: SuspectTurn, now: float, **facts: float) -> float:
+        found = seconds(turn, now, **facts)
+        if found:
+            drains.set()
+        return found
+
+    monkeypatch.setattr(SuspectTurn, "seconds", spy)
+
+    @app.task(name="long")
+    async def long() -> None:
+        inside.set()
+        await goes_on.wait()
+
+    @app.task(name="bomb")
+    async def bomb() -> None:
+        beside.append(worker.running)
+
+    async with app:
+        lonely = await bomb.options(delay=3600).enqueue()
+        async with app.worker() as worker:
+            await long.enqueue()
+            await passed(inside)
+            await boss.rows("DELETE FROM aioqueue.scheduled")
+            await boss.rows(
+                "INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, spared) VALUES (%s, 1, %s, '', 2, 0)",
+                lane("default", SUSPECT),
+                lonely.id,
+            )
+            await passed(drains)
+            for n in range(20):
+                assert await (await app.get("add").enqueue(n)).result(30) == n + 1
+            assert beside == []
+            goes_on.set()
+            await lonely.result(60)
+    assert beside == [1]
+
+
+async def test_drain_does_not_end_before_the_suspects_are_run(make_app: MakeApp, boss: Session, seen: Seen) -> None:
+    app = make_app()
+    async with app:
+        jobs = await app.get("add").enqueue_many([{"a": n} for n in range(5)])
+        for job in jobs[2:]:
+            await make_suspect(boss, job.id)
+        await app.worker(drain=True).run()
+        assert [await job.result(0) for job in jobs] == [1, 2, 3, 4, 5]
 
 
 # -- connections -----------------------------------------------------------------------------------------------------------

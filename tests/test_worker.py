@@ -19,7 +19,11 @@ from aioqueue import (
     Snooze,
     WorkerSettings,
 )
+from aioqueue.claim import Claimer
 from aioqueue.events import JobAbandoned, JobClaimed, JobRecorded, LeaseLost, WorkerStarted, WorkerStopped, WorkerStopping
+from aioqueue.maintenance.service import Maintenance
+from aioqueue.record import Recorder
+from aioqueue.renew import Heartbeat
 from tests.kit import Seen, passed, session, until
 from tests.postgres import Database
 from tests.sql.engine import Session
@@ -209,6 +213,89 @@ async def test_a_draining_worker_can_be_stopped(make_app: MakeApp, boss: Session
             worker.stop(hurry=True)
             await worker.wait()
     assert await boss.rows("SELECT worker, spared FROM aioqueue.live") == [(None, 1)]
+
+
+async def test_a_draining_worker_with_a_job_that_cannot_be_ended_claims_nothing_more_and_ends(
+    make_app: MakeApp, seen: Seen, boss: Session
+) -> None:
+    app = make_app(limits=LimitSettings(abandon=0.1))
+    goes_on, held = asyncio.Event(), asyncio.Event()
+
+    @app.task(name="stubborn", timeout=0.05)
+    async def stubborn() -> None:
+        while not goes_on.is_set():
+            try:
+                await goes_on.wait()
+            except asyncio.CancelledError:
+                pass
+
+    @app.task(name="hold")
+    async def hold() -> None:
+        await held.wait()
+
+    async with app:
+        await hold.enqueue()
+        await stubborn.options(max_attempts=1).enqueue()
+        async with app.worker(drain=True, grace=0.1) as worker:
+            await seen.wait(JobAbandoned)
+            late = await app.get("add").enqueue(1)
+            await app.get("add").options(queue="unserved").enqueue(1)
+            held.set()
+            async with asyncio.timeout(60):
+                await worker.wait()
+            assert worker.abandoned == 1
+        assert not seen.all(JobClaimed, job_id=late.id)
+        assert (await late.status()).state is JobState.READY
+        goes_on.set()
+    assert await boss.rows("SELECT state FROM aioqueue.outcome ORDER BY state") == [("dead",), ("succeeded",)]
+
+
+# -- loops that fail -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_loop_that_fails_is_started_again_and_costs_no_job_its_outcome(
+    make_app: MakeApp, seen: Seen, boss: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each loop of a worker meets a bug while a job runs; nothing of the job is lost, and the worker works on."""
+    app = make_app(lease=LeaseSettings(lease=1.5))
+    inside, goes_on = asyncio.Event(), asyncio.Event()
+    broken: set[type] = set()
+
+    @app.task(name="hold")
+    async def hold() -> str:
+        inside.set()
+        await goes_on.wait()
+        return "done"
+
+    def fail_once(kind: type, method: str) -> None:
+        plain = getattr(kind, method)
+
+        def failing(*args: Any, **options: Any) -> Any:
+            if kind not in broken and inside.is_set():
+                broken.add(kind)
+                raise ZeroDivisionError
+            return plain(*args, **options)
+
+        monkeypatch.setattr(kind, method, failing)
+
+    for kind, method in ((Heartbeat, "_beat"), (Recorder, "_take"), (Maintenance, "_once"), (Claimer, "_claim")):
+        fail_once(kind, method)
+    async with app, app.worker() as worker:
+        held = await hold.enqueue()
+        await passed(inside)
+        for n in range(5):
+            assert await (await app.get("add").enqueue(n)).result(30) == n + 1
+        beat = await boss.value("SELECT beat_at FROM aioqueue.worker WHERE id = %s", worker.id)
+        await until(boss, "SELECT beat_at > %s::timestamptz + interval '2 s' FROM aioqueue.worker", beat)
+        goes_on.set()
+        assert await held.result(30) == "done"
+        assert worker.problems() == []
+    assert broken == {Heartbeat, Recorder, Maintenance, Claimer}
+    said = [record for record in caplog.records if "it is started again" in record.getMessage()]
+    assert {record.getMessage().split()[1] for record in said} == {"heartbeat", "recorder", "maintenance", "claimer"}
+    assert all(record.exc_info for record in said)
+    assert not seen.all(LeaseLost)
+    assert await boss.rows("SELECT DISTINCT state, attempt, spared FROM aioqueue.outcome") == [("succeeded", 1, 0)]
 
 
 # -- stopping --------------------------------------------------------------------------------------------------------------
