@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -67,6 +68,17 @@ def test_the_quickstart_of_the_readme_runs(default_schema: Database, tmp_path: P
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1550", "1550"]
+    (line,) = [text for text in blocks(ROOT / "README.md", "bash") if " enqueue " in text]
+    _, *words = shlex.split(line.partition(" --wait")[0])
+    done = subprocess.run(
+        [sys.executable, *words, "-A", "tasks:app"],
+        cwd=tmp_path,
+        env={"AIOQUEUE_DSN": default_schema.dsn("worker"), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_sql_of_the_readme_runs(default_schema: Database) -> None:

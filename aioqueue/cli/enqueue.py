@@ -35,11 +35,12 @@ def enqueue(
     max_attempts: int | None,
     wait: float | None,
 ) -> None:
-    """Enqueue a job of TASK and print its id; JSON is an object of its arguments, - reads it from standard input.
+    """Enqueue a job of TASK and print its id; - reads the JSON from standard input.
 
-    With -A the payload is validated by the task itself. Without, the name must be one that a worker has registered in the
-    database, and the job's worker validates the payload. With --wait the result is printed as JSON after the id; exit code 1
-    when the job is dead or cancelled, or has not ended in time.
+    JSON is an object of the task's arguments; where its only argument is a model, it is the model itself. With -A the task
+    validates it. Without, the name must be one that a worker has registered in the database, and the job's worker validates the
+    payload. With --wait the result is printed as JSON after the id; exit code 1 when the job is dead or cancelled, or has not
+    ended in time.
     """
     text = sys.stdin.read() if payload == "-" else payload
     try:
