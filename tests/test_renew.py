@@ -8,7 +8,7 @@ import pytest
 
 from aioqueue import AioQueue, ConfigurationError, JobContext, JobTransaction, LeaseSettings
 from aioqueue.events import DatabaseLost, DatabaseRecovered, JobClaimed, JobLost, LeaseLost
-from tests.kit import Seen, passed, session, until
+from tests.kit import PATIENCE, Seen, passed, session, until
 from tests.postgres import Database
 from tests.sql.engine import Session
 
@@ -82,6 +82,28 @@ async def test_a_worker_that_was_declared_dead_cancels_its_jobs_and_goes_on_unde
         await seen.wait(JobLost, job_id=job.id, attempt=1)
         assert await (await app.get("add").enqueue(1)).result(30) == 2
     assert [row[:2] for row in await boss.attempts(job.id)] == [(1, "worker lost")]
+
+
+async def test_a_refusal_of_an_identity_given_up_already_is_nothing_to_the_next(
+    make_app: MakeApp, seen: Seen, boss: Session
+) -> None:
+    """A claim's or the guard's answer may come late, when the worker has another identity."""
+    app = make_app(lease=LeaseSettings(lease=30))
+    async with app, app.worker() as worker:
+        heartbeat = worker._worker.heartbeat if worker._worker is not None else None
+        assert heartbeat is not None
+        first = worker.id
+        heartbeat.refused(first)
+        await seen.wait(LeaseLost)
+        async with asyncio.timeout(PATIENCE):
+            await heartbeat.wait_proven()
+        second = worker.id
+        assert second != first
+        heartbeat.refused(first)
+        assert heartbeat.proven
+        assert await (await app.get("add").enqueue(1)).result(30) == 2
+        assert worker.id == second
+    assert len(seen.all(LeaseLost)) == 1
 
 
 async def test_a_transaction_of_a_worker_declared_dead_leaves_nothing(make_app: MakeApp, seen: Seen, boss: Session) -> None:
