@@ -11,18 +11,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import secrets
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
+import psycopg
+
 from . import storm_audit, storm_diary
+from .sabotage import Sabotage, install
 from .storm_audit import Auditor, wait_ended, wait_settled
 from .storm_enqueue import Enqueuer
 from .storm_faults import Canceller, Faults
 from .storm_fleet import Fleet, fleet
 from .storm_run import KINDS, Storm
+from .storm_sabotage import SABOTAGES
 from .storm_server import StormServer, prepare, storm_server
 from .storm_tasks import made
 
@@ -30,10 +35,21 @@ ENQUEUERS = 6
 
 
 async def run(
-    server: StormServer, directory: Path, *, seconds: float, seed: int, kinds: frozenset[str], workers: int, rate: float
+    server: StormServer,
+    directory: Path,
+    *,
+    seconds: float,
+    seed: int,
+    kinds: frozenset[str],
+    workers: int = 4,
+    rate: float = 24.0,
+    sabotage: Sabotage | None = None,
 ) -> Storm:
     """One storm; its faults are empty when every check held."""
     await prepare(server)
+    if sabotage is not None:
+        async with await psycopg.AsyncConnection.connect(server.owner, autocommit=True) as conn:
+            await install(conn, "aioqueue", sabotage)
     storm = Storm(server, directory, seconds, seed, kinds)
     with fleet(storm, workers) as ships:
         auditor = Auditor(storm, ships)
@@ -52,6 +68,7 @@ async def run(
             with contextlib.suppress(asyncio.CancelledError):
                 await audits
         await auditor.look()
+        ships.find_losses()
         executions = storm_diary.read(storm, ships)
         storm.counts["executions"] = len(executions)
         storm.counts["worker processes"] = len(ships.lives())
@@ -79,9 +96,8 @@ def report(storm: Storm, executions: list[storm_diary.Execution]) -> None:
     for execution in executions:
         first[execution.job] = min(execution.start, first.get(execution.job, execution.start))
     delays = sorted(max(0.0, first[job] - at) for job, at in storm.committed.items() if job in first)
-    print(
-        f"  jobs {len(storm.committed) + len(storm.pooled)} committed, {len(storm.rolled_back)} rolled back, {len(storm.unknown)} cut off at COMMIT"
-    )
+    committed = len(storm.committed) + len(storm.pooled)
+    print(f"  jobs {committed} committed, {len(storm.rolled_back)} rolled back, {len(storm.unknown)} cut off at COMMIT")
     if delays:
         places = (delays[len(delays) // 2], delays[len(delays) * 99 // 100], delays[-1])
         print("  commit to first start, delayed jobs too: p50 {:.3f} s, p99 {:.3f} s, longest {:.3f} s".format(*places))
@@ -104,6 +120,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="of the faults' schedule and every actor's choices; the order of events varies")
     parser.add_argument("--workers", type=int, default=4, help="worker processes (4)")
     parser.add_argument("--rate", type=float, default=24.0, help="jobs enqueued a second, about (24)")
+    parser.add_argument("--sabotage", choices=sorted(SABOTAGES), help="break one rule: the run must fail")
     parser.add_argument("--only", type=_kinds, metavar="KIND,…", help=f"faults that happen: {', '.join(KINDS)} (all)")
     parser.add_argument("--without", type=_kinds, default=frozenset(), metavar="KIND,…", help="faults that do not")
     return parser.parse_args()
@@ -119,6 +136,8 @@ def _kinds(text: str) -> frozenset[str]:
 def main() -> int:
     """Run as asked; the exit status."""
     options = arguments()
+    # Outages are no news here.
+    logging.getLogger().addHandler(logging.NullHandler())
     seconds = 60 * options.minutes if options.minutes else options.seconds
     seed = secrets.randbits(32) if options.seed is None else options.seed
     kinds = (frozenset(KINDS) if options.only is None else options.only) - options.without
@@ -127,11 +146,23 @@ def main() -> int:
         f"storm: {seconds:g} s, {options.workers} workers, seed {seed}, faults: {', '.join(sorted(kinds)) or 'none'}", flush=True
     )
     with storm_server() as server:
-        lasting = run(server, directory, seconds=seconds, seed=seed, kinds=kinds, workers=options.workers, rate=options.rate)
+        lasting = run(
+            server,
+            directory,
+            seconds=seconds,
+            seed=seed,
+            kinds=kinds,
+            workers=options.workers,
+            rate=options.rate,
+            sabotage=SABOTAGES.get(options.sabotage),
+        )
         storm = asyncio.run(lasting)
-    print("every check held" if not storm.faults else f"FAILED: {len(storm.faults)} faults")
+    if options.sabotage:
+        print(f"sabotage {options.sabotage}: " + ("caught" if storm.faults else "NOT CAUGHT"))
+    else:
+        print("every check held" if not storm.faults else f"FAILED: {len(storm.faults)} faults")
     print(f"logs and diaries of the workers: {directory}")
-    return 1 if storm.faults else 0
+    return 0 if bool(storm.faults) == bool(options.sabotage) else 1
 
 
 if __name__ == "__main__":

@@ -62,7 +62,10 @@ INVARIANTS = {
            AND (o.state <> 'cancelled' OR o.attempt > 0)""",
     "attempts spared without a reason to": """
         SELECT o.job_id FROM aioqueue.outcome o
-         WHERE (SELECT count(*) FROM aioqueue.attempt a WHERE a.job_id = o.job_id AND a.reason = ANY (%(spared)s)) <> o.spared""",
+         WHERE o.spared <> (SELECT count(*) FROM aioqueue.attempt a
+                             WHERE a.job_id = o.job_id AND a.reason = ANY (%(spared)s)
+                               AND NOT (o.state = 'cancelled' AND a.attempt = o.attempt
+                                        AND a.started_at IS NOT DISTINCT FROM o.started_at))""",
     "dead jobs with attempts left": """
         SELECT j.id FROM aioqueue.job j JOIN aioqueue.outcome o ON o.job_id = j.id AND o.state = 'dead'
          WHERE o.attempt - o.spared <> j.max_attempts""",
@@ -189,6 +192,8 @@ async def judge(storm: Storm, executions: list[Execution]) -> None:
     for table, number in left:
         if number:
             storm.fault(f"{number} left at the end: {table}")
+    for reason, number in await storm.ask("SELECT reason, count(*) FROM aioqueue.attempt GROUP BY 1"):
+        storm.counts[f"attempts ended by: {reason}"] += number
     for task, state, number in await storm.ask("SELECT task, state, count(*) FROM aioqueue.jobs GROUP BY 1, 2"):
         storm.counts[f"{state}: {task}"] += number
 

@@ -147,6 +147,15 @@ class Fleet:
             elif code:
                 self._storm.fault(f"a worker ended with {code} after SIGTERM: {slot.life.log.name}")
 
+    def find_losses(self) -> None:
+        """A worker to which nothing was done keeps its lease."""
+        for life in self.lives():
+            lost = " lost its lease: " in life.log.read_text(errors="replace")
+            cause = self.excuse(life, life.started, life.ended)
+            self._storm.counts["worker processes that lost a lease"] += lost
+            if lost and cause is None:
+                self._storm.fault(f"a worker to which nothing was done lost its lease: {life.log.name}")
+
     def excuse(self, life: Life, since: float, until: float) -> str | None:
         """What can have cost this process its lease in that time; None: nothing that was done to it."""
         causes = {
