@@ -57,6 +57,7 @@ async def run(
         audits = asyncio.create_task(auditor.run())
         try:
             await act(storm, ships, rate)
+            # A transaction that committed late may have brought more.
             await wait_ended(storm)
             await wait_settled(storm, ships)
             ships.stopping = True
@@ -87,7 +88,13 @@ async def act(storm: Storm, ships: Fleet, rate: float) -> None:
             enqueuers = [group.create_task(Enqueuer(storm, n, app, rate / ENQUEUERS / 2).run()) for n in range(ENQUEUERS)]
             if storm.wants("cancel"):
                 enqueuers.append(group.create_task(Canceller(storm, app).run()))
-            await asyncio.wait([faults, *enqueuers])
+            ends = group.create_task(_ended(storm, faults))
+            await asyncio.wait([ends, *enqueuers])
+
+
+async def _ended(storm: Storm, faults: asyncio.Task[None]) -> None:
+    await faults
+    await wait_ended(storm)
 
 
 def report(storm: Storm, executions: list[storm_diary.Execution]) -> None:

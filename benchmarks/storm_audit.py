@@ -130,13 +130,13 @@ class Auditor:
 
 async def wait_ended(storm: Storm) -> None:
     """Wait until every job has ended."""
-    since = time.monotonic()
+    give_up = time.monotonic() + BOUND
     while True:
         ((left,),) = await storm.ask("SELECT (SELECT count(*) FROM aioqueue.job) - (SELECT count(*) FROM aioqueue.outcome)")
-        storm.drained = time.monotonic() - since
         if not left:
             return
-        if storm.drained > BOUND:
+        storm.drained = time.monotonic() - storm.ended
+        if time.monotonic() > give_up:
             rows = await storm.ask(
                 "SELECT id, task, state, attempt, spared, worker FROM aioqueue.jobs WHERE finished_at IS NULL LIMIT 5"
             )

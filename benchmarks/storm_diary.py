@@ -64,7 +64,7 @@ def judge(storm: Storm, fleet: Fleet, executions: list[Execution]) -> Counter[st
             kind = "could not be cancelled" if before.task in UNCANCELLABLE else "waited"
             overlaps[f"{cause}, the first {kind}"] += 1
             # Held still, a process cannot cancel; without the database, it does so before its lease ends.
-            if cause is None or (cause != "stop" and before.task not in UNCANCELLABLE):
+            if cause is None or (cause not in ("stop", "starved") and before.task not in UNCANCELLABLE):
                 storm.fault(
                     f"{before.task} {job}: attempt {after.attempt} in {after.life.log.name} began"
                     f" {before.end - after.start:.2f} s before attempt {before.attempt} in {before.life.log.name} ended ({cause})"

@@ -75,6 +75,7 @@ class Faults:
                 group.create_task(self._do(fault))
             await asyncio.sleep(max(0.0, begin + self._storm.seconds - time.monotonic()))
             self._storm.over.set()
+        self._storm.ended = time.monotonic()
 
     async def _do(self, fault: Fault) -> None:
         self._storm.counts[f"fault: {fault.kind}"] += 1

@@ -19,6 +19,9 @@ from .storm_tasks import BOMBED, DIARY, LEASE
 
 ROOT = Path(__file__).parents[1]
 GRACE = 20.0
+STARVED = 0.15
+"""Seconds of waiting for a processor, of each SAMPLE, that make a process starved: a lease of 2 s is not kept like that."""
+SAMPLE = 0.5
 LAST_STOP = GRACE + 30.0
 """Seconds in which a worker that was told to stop has ended."""
 
@@ -36,6 +39,19 @@ class Life:
     killed: bool = False
     stopped: list[tuple[float, float]] = field(default_factory=list)
     """From when to when it was held still."""
+    starved: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when it waited for a processor for much of the time."""
+    sampled: tuple[float, float] | None = None
+    """A moment, and for how long its main thread had waited for a processor until then."""
+
+    def sample(self) -> None:
+        """Note whether it was starved since the last look; only Linux tells."""
+        with contextlib.suppress(OSError, IndexError):
+            waited = int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[1]) / 1e9
+            now = time.monotonic()
+            before, self.sampled = self.sampled, (now, waited)
+            if before is not None and waited - before[1] > STARVED:
+                self.starved.append((before[0], now))
 
     @property
     def ready(self) -> bool:
@@ -105,9 +121,14 @@ class Fleet:
 
     async def keep(self) -> None:
         """Start again what has died, until told to stop."""
+        sampled = 0.0
         while not self.stopping:
+            looks = time.monotonic() > sampled + SAMPLE
+            sampled = time.monotonic() if looks else sampled
             for slot in self.slots:
                 life = slot.life
+                if looks:
+                    life.sample()
                 code = life.process.poll()
                 if code is None:
                     continue
@@ -139,8 +160,9 @@ class Fleet:
         give_up = time.monotonic() + LAST_STOP
         for slot in self.slots:
             process = slot.life.process
-            while (code := process.poll()) is None and time.monotonic() < give_up:  # noqa: ASYNC110 - it sets no event of ours
+            while (code := process.poll()) is None and time.monotonic() < give_up:
                 await asyncio.sleep(0.05)
+                slot.life.sample()
             slot.life.ended = time.monotonic()
             if code is None:
                 self._storm.fault(f"a worker had not ended {LAST_STOP:g} s after SIGTERM: {slot.life.log.name}")
@@ -162,6 +184,7 @@ class Fleet:
             "stop": life.stopped,
             "blackhole": self.slots[life.slot].blackouts,
             "restart": self._storm.outages,
+            "starved": life.starved,
         }
         for cause, times in causes.items():
             if any(a < until and b > since - 2 * LEASE for a, b in times):

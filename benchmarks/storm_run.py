@@ -56,6 +56,8 @@ class Storm:
     """Set when no more jobs are enqueued and no more faults begin."""
     drained: float = 0.0
     """Seconds from the end of the storm to the last outcome."""
+    ended: float = 0.0
+    """When no more faults came."""
     began: float = field(default_factory=time.monotonic)
 
     def dice(self, name: str) -> random.Random:
