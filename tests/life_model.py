@@ -145,9 +145,7 @@ class World:
 
     def taken(self, by: Open | None, worker: int, *, also_shared: bool = False) -> bool:
         """Whether another open transaction holds the worker's row."""
-        return any(
-            worker in other.takes or (also_shared and worker in other.shares) for other in self.opened if other is not by
-        )
+        return any(worker in other.takes or (also_shared and worker in other.shares) for other in self.opened if other is not by)
 
     def commit(self, made: Open) -> None:
         self.opened.remove(made)
