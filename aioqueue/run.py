@@ -118,10 +118,18 @@ class Runner:
         self._threads.close()
 
     def _abandon(self, run: Run) -> None:
-        """User code that ignores its cancellation: write how it ended; the slot stays taken until it is over."""
+        """User code that ignores its cancellation: write how it ended; the slot stays taken until it is over.
+
+        One that was cancelled from outside is given up on only after its time limit: until then it may still end by itself,
+        and a thread that cannot be cancelled costs no more than its slot.
+        """
         if run.in_user_code and run.ended_by():
-            run.abandoned = True
             self._deliver(run, run.ended())
+            rest = 0.0 if run.ends is None else run.ends + self._limits.abandon - time.monotonic()
+            if run.cause is Cause.CANCELLED and rest > 0:
+                run.timers.append(asyncio.get_running_loop().call_later(rest, self._abandon, run))
+                return
+            run.abandoned = True
             self._observers.emit(JobAbandoned(run.job.job_id, run.job.task, run.job.attempt))
             self._abandoned()
 

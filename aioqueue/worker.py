@@ -214,7 +214,7 @@ class Worker:
         elif self._stop.begun:
             found.append("the worker is stopping")
         stands = time.monotonic() - self._claimer.turned
-        if stands > STANDSTILL + self._settings.poll and not self._claimer.waits_for_slots:
+        if not found and stands > STANDSTILL + self._settings.poll and not self._claimer.waits_for_slots:
             found.append(f"the claim loop has not turned for {stands:.0f} s")
         if self._recorder.refused:
             found.append(f"the database refuses {self._recorder.refused} outcomes; they are tried again")

@@ -4,6 +4,7 @@ Between a request and its effect stand a row, a hint and a tick; here all of it 
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -17,6 +18,7 @@ from aioqueue import (
     JobFailed,
     JobState,
     JobTransaction,
+    LimitSettings,
     PoolSettings,
     Retry,
     Snooze,
@@ -204,7 +206,7 @@ async def test_a_worker_that_came_to_rest_long_ago_hears_of_it_by_a_hint(make_ap
         assert worker._worker is not None
         floors = worker._worker._maintenance._floors
         async with asyncio.timeout(30):
-            while not floors.settled:  # noqa: ASYNC110 - no event says so
+            while not floors.at_rest:  # noqa: ASYNC110 - no event says so
                 await asyncio.sleep(0.01)
         assert await guest.job(job.id).cancel() is JobState.RUNNING
         with pytest.raises(JobCancelled):
@@ -454,3 +456,31 @@ async def test_100_cancelled_transactions_roll_back_and_use_one_connection(at: B
     (pid,) = pids
     assert await watcher.value("SELECT state FROM pg_stat_activity WHERE pid = %s", pid) == "idle"
     assert await watcher.value("SELECT count(*) FROM pg_locks WHERE pid = %s", pid) == 0
+
+
+async def test_a_thread_that_ignores_its_cancel_costs_its_slot_and_not_its_worker(make_app: MakeApp) -> None:
+    """A def task cannot be cancelled; only past its time limit is it given up on, and its worker with it."""
+    started, end = threading.Event(), threading.Event()
+    async with make_app(limits=LimitSettings(abandon=0.2)) as app:
+
+        @app.task(name="deaf")
+        def deaf() -> None:
+            started.set()
+            end.wait(60)
+
+        @app.task(name="other")
+        async def other() -> int:
+            return 7
+
+        async with app.worker(concurrency=2) as worker:
+            try:
+                job = await deaf.enqueue()
+                await asyncio.to_thread(started.wait, 20)
+                await job.cancel()
+                with pytest.raises(JobCancelled):
+                    await job.result(20)
+                assert worker.abandoned == 0
+                assert worker.running == 1, "its slot stays taken"
+                assert await (await other.enqueue()).result(20) == 7
+            finally:
+                end.set()
