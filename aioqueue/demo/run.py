@@ -181,7 +181,9 @@ class Demo:
         self._stage.check(f"jobs at once, {more}", held.running, more, ok=held.running > held.connections)
         looks = f"at the quietest of {len(held.at_peak)} looks while all {held.running} ran"
         self._screen.fact(f"{looks} the workers had {connections} connections; the table at the end has the most of any look,")
-        self._screen.fact("in which claims, records, beats and the jobs' notes of what was sent show too: transactions of milliseconds")
+        self._screen.fact(
+            "in which claims, records, beats and the jobs' notes of what was sent show too: transactions of milliseconds"
+        )
         self._stage.check(f"transactions open {looks}", transactions, 0)
         self._stage.check("holders of the xmin horizon then, which would hold VACUUM back", holders, 0)
         sent = await self._stage.value("SELECT count(*) FROM demo.orders WHERE sent = 1")
