@@ -1,7 +1,7 @@
 """The app: opens and closes what tasks, handles and workers need, and answers for jobs by their id.
 
-Owns the pool, the notifier and, from the first waiter or worker on, the listener and the reader of results: plain asyncio
-tasks, opened and awaited here, so that an app can be opened in a test's fixture. One app, one event loop, one process.
+Counts who needs the pool and the shared loops (services.py), which the last to leave closes. How jobs are written stands in
+enqueue.py, what a worker is to its user in running.py. One app, one event loop, one process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -20,17 +20,17 @@ from uuid import UUID
 
 from . import embedded, migrate
 from .context import JobTransaction, current_job
-from .database import Database, deadline
+from .database import Database
 from .dsn import find_dsn, no_dsn
 from .enqueue import Enqueuing
 from .errors import AppNotOpen, ConfigurationError, InvalidOption, JobNotFound
 from .events import Observer, Observers
 from .job import Job, JobState, JobStatus
-from .keep import keep_running, outlast
-from .listen import Kind, Listener
+from .keep import outlast
+from .listen import Kind
 from .options import check_tenant
-from .result import ResultReader
 from .running import RunningWorker
+from .services import Services
 from .settings import (
     DEFAULT_SCHEMA,
     EMBEDDED_GRACE,
@@ -87,16 +87,12 @@ class AioQueue(Enqueuing):
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._store = Store(schema)
         self._server: embedded.EmbeddedServer | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = os.getpid()
-        self._database: Database | None = None
-        self._services: dict[str, asyncio.Task[None]] = {}
-        self._listener: Listener
-        self._reader: ResultReader
+        self._services: Services | None = None
         self._opened = False
         """Whether `open` was called, and `close` not yet."""
         self._users = 0
         """Who needs the pool: one for `open`, and each worker."""
+        self._pid = os.getpid()
         self._turns = asyncio.Lock()
         self._turns_of: asyncio.AbstractEventLoop | None = None
 
@@ -115,7 +111,7 @@ class AioQueue(Enqueuing):
     @property
     def is_open(self) -> bool:
         """Whether the app is open in this process."""
-        return self._database is not None and self._pid == os.getpid()
+        return self._services is not None and not self._services.inherited
 
     async def open(self) -> None:
         """Open the pool and the notifier. Raises SchemaError, ConfigurationError, psycopg.OperationalError.
@@ -210,15 +206,11 @@ class AioQueue(Enqueuing):
 
     async def wait_result(self, job: Job[Any], timeout: float | None) -> Any:
         """Wait for a job's end; see `Job.result`."""
-        self.open_database("result()")
-        self._serve("listener", self._listener.run)
-        self._serve("reader of results", self._reader.run)
-        return await self._reader.wait(_as_seen_here(job), timeout)
+        return await self.services("result()").reader.wait(_as_seen_here(job), timeout)
 
     async def job_status(self, job: Job[Any]) -> JobStatus:
         """Read a job's state; see `Job.status`."""
-        self.open_database("status()")
-        return await self._reader.status(_as_seen_here(job))
+        return await self.services("status()").reader.status(_as_seen_here(job))
 
     async def cancel_job(self, job: Job[Any]) -> JobState:
         """Cancel a job; see `Job.cancel`. Inside a job's own transaction it joins that."""
@@ -227,10 +219,11 @@ class AioQueue(Enqueuing):
         if isinstance(running, JobTransaction):
             state = await self._store.cancel_job(running.connection, job.id, tenant=tenant)
         else:
-            async with self.open_database("cancel()").for_caller() as conn:
+            services = self.services("cancel()")
+            async with services.database.for_caller() as conn:
                 state = await self._store.cancel_job(conn, job.id, tenant=tenant)
             for kind in ("ready", "done"):
-                self._notifier.hint(kind)
+                services.notifier.hint(kind)
         if state is None:
             raise JobNotFound(job.id)
         return state
@@ -243,35 +236,37 @@ class AioQueue(Enqueuing):
         return self._store
 
     @property
+    def notifier(self) -> Notifier | None:
+        """What gives hints; None while the app is closed, or is open in another process or on another loop."""
+        services = self._services
+        return services.notifier if services is not None and services.usable else None
+
+    @property
     def database(self) -> Database:
         """The pool of the open app. Raises AppNotOpen."""
-        return self.open_database("the pool")
+        return self.services("the pool").database
 
-    def open_database(self, action: str) -> Database:
-        """Return the pool for an action. Raises AppNotOpen, ConfigurationError (another process or event loop)."""
-        if self._database is None:
+    def services(self, action: str) -> Services:
+        """Return what the open app has, for an action. Raises AppNotOpen, ConfigurationError (another process or loop)."""
+        if self._services is None:
             raise AppNotOpen(action)
-        if self._pid != os.getpid():
-            raise ConfigurationError("the app was opened before a fork: connections cannot be shared; open it in each process")
-        if self._loop is not asyncio.get_running_loop():
-            raise ConfigurationError("the app is open on another event loop: make one AioQueue for each loop")
-        return self._database
+        _ = self._services.database
+        return self._services
 
     def _turn(self) -> asyncio.Lock:
         """Return the lock of opening and closing: new in each process and on each loop, which may come one after the other."""
         loop = asyncio.get_running_loop()
         if self._pid != os.getpid():
-            _inherited.extend([self._database, self._services, self._server, self._turns, self._loop])
-            self._database, self._server, self._services = None, None, {}
+            _inherited.extend([self._services, self._server, self._turns, self._turns_of])
+            self._services = self._server = self._turns_of = None
             self._opened, self._users, self._pid = False, 0, os.getpid()
-            self._turns_of = None
         if self._turns_of is not loop:
             self._turns, self._turns_of = asyncio.Lock(), loop
         return self._turns
 
     async def _join(self) -> None:
         if self._users:
-            self.open_database("joining")
+            self.services("joining")
         else:
             await self._start()
         self._users += 1
@@ -299,31 +294,17 @@ class AioQueue(Enqueuing):
             )
         try:
             dsn = await self._find_database()
-            database = Database(dsn, self.settings.pool)
-            async with await database.connect() as conn, deadline(conn, self.settings.pool.deadline):
-                await migrate.check(conn, schema=self.settings.schema)
-            await database.open()
+            self._services = await Services.open(dsn, self._store, self.settings, self.observers)
         except BaseException:
             self._leave_server()
             raise
-        self._database, self._loop = database, loop
-        self._notifier = Notifier(database, self._store)
-        self._listener = Listener(database.connect, schema=self.settings.schema, observers=self.observers)
-        self._reader = ResultReader(database, self._store, self._listener, self._notifier, poll=self.settings.worker.poll)
-        self._serve("notifier", self._notifier.run)
 
     async def _end(self) -> None:
-        services, self._services = list(self._services.values()), {}
-        database, self._database = self._database, None
+        services, self._services = self._services, None
         try:
-            for service in services:
-                service.cancel()
-            if services:
-                await asyncio.wait(services)
-            await self._notifier.send_last()
+            if services is not None:
+                await services.close()
         finally:
-            if database is not None:
-                await database.close()
             self._leave_server()
 
     async def _find_database(self) -> str:
@@ -350,31 +331,24 @@ class AioQueue(Enqueuing):
         if server is not None:
             server.close()
 
-    def _serve(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start a service unless it runs."""
-        service = self._services.get(name)
-        if service is None or service.done():
-            self._services[name] = asyncio.create_task(keep_running(run, name), name=f"aioqueue {name}")
-
     # The worker's side of wake-ups.
 
     @property
     def listening(self) -> bool:
         """Whether LISTEN is in force."""
-        return self._listener.connected
+        return self.services("a worker").listener.connected
 
     def hint(self, kind: Kind) -> None:
         """Say that there may be work, or that jobs have ended."""
-        self._notifier.hint(kind)
+        self.services("a worker").notifier.hint(kind)
 
     def on_ready(self, callback: Callable[[], None]) -> None:
         """Call back whenever there may be work."""
-        self._serve("listener", self._listener.run)
-        self._listener.subscribe("ready", callback)
+        self.services("a worker").listener.subscribe("ready", callback)
 
     def off_ready(self, callback: Callable[[], None]) -> None:
         """Stop calling back."""
-        self._listener.unsubscribe("ready", callback)
+        self.services("a worker").listener.unsubscribe("ready", callback)
 
 
 def _as_seen_here(job: Job[R]) -> Job[R]:

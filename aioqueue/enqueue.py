@@ -23,11 +23,12 @@ from psycopg_pool import PoolTimeout
 from pydantic import BaseModel
 
 from .context import JobTransaction, current_job
-from .database import Database, connection_lost
+from .database import connection_lost
 from .errors import DuplicateJob, InvalidOption, TransactionAborted, UnknownTask
 from .job import Job, JobSource, NewJob
 from .options import Options
 from .payload import check_json
+from .services import Services
 from .settings import Settings
 from .store import Store
 from .task import TaskRegistry
@@ -43,12 +44,11 @@ class Enqueuing(TaskRegistry, JobSource):
     """The app's tasks, and what brings their jobs into the database."""
 
     settings: Settings
-    _notifier: Notifier
 
     @property
     @abstractmethod
-    def is_open(self) -> bool:
-        """Whether there is a pool, and a notifier that sends hints."""
+    def notifier(self) -> Notifier | None:
+        """What gives hints; None while the app is closed, or is open in another process or on another loop."""
         raise NotImplementedError
 
     @property
@@ -58,8 +58,8 @@ class Enqueuing(TaskRegistry, JobSource):
         raise NotImplementedError
 
     @abstractmethod
-    def open_database(self, action: str) -> Database:
-        """Return the pool for an action, which is named in the AppNotOpen that this raises."""
+    def services(self, action: str) -> Services:
+        """Return pool and notifier for an action, which is named in the AppNotOpen that this raises."""
         raise NotImplementedError
 
     @property
@@ -85,11 +85,11 @@ class Enqueuing(TaskRegistry, JobSource):
             on.enqueued = True
         elif isinstance(on, AsyncConnection):
             xid = await self._write(on, jobs)
-            if self.is_open:
+            if (notifier := self.notifier) is not None:
                 if on.info.transaction_status == TransactionStatus.IDLE:
-                    self._notifier.hint("ready")
+                    notifier.hint("ready")
                 else:
-                    self._notifier.watch(on, xid, [job.id for job in jobs])
+                    notifier.watch(on, xid, [job.id for job in jobs])
         else:
             raise InvalidOption("on", f"expected a psycopg AsyncConnection, a JobTransaction or the app, got {type(on).__name__}")
 
@@ -120,7 +120,7 @@ class Enqueuing(TaskRegistry, JobSource):
         if isinstance(on, AsyncConnection):
             known = await self.store.known_tasks(on)
         else:
-            async with self.open_database(f"enqueue_by_name({name!r})").for_caller() as conn:
+            async with self.services(f"enqueue_by_name({name!r})").database.for_caller() as conn:
                 known = await self.store.known_tasks(conn)
         if name not in known:
             raise UnknownTask(name, [*known, *self.tasks])
@@ -129,13 +129,13 @@ class Enqueuing(TaskRegistry, JobSource):
         return self.handle(job.id, None, tenant, on=on)
 
     async def _enqueue_on_pool(self, jobs: Sequence[NewJob]) -> None:
-        database = self.open_database("enqueue")
+        services = self.services("enqueue")
         # Every connection may have died in the pool; a server that hangs is not waited for without end.
         tries = max(TRIES, self.settings.pool.size + 1)
         give_up: float | None = None
         for attempt in range(1, tries + 1):
             try:
-                async with database.for_caller() as conn:
+                async with services.database.for_caller() as conn:
                     await self._write(conn, jobs)
                 break
             except psycopg.Error as error:
@@ -145,7 +145,7 @@ class Enqueuing(TaskRegistry, JobSource):
                     raise
                 give_up = give_up or time.monotonic() + self.settings.pool.deadline
                 await asyncio.sleep(random.uniform(0, PAUSE * attempt))
-        self._notifier.hint("ready")
+        services.notifier.hint("ready")
 
     async def _write(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> int:
         if conn.info.transaction_status == TransactionStatus.INERROR:

@@ -40,6 +40,9 @@ from aioqueue import (
 from aioqueue.database import sever
 from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, LeaseLost, ListenerConnected, WorkerStopped, WorkerStopping
 from aioqueue.job import NewJob, new_job_id
+from aioqueue.listen import Listener
+from aioqueue.result import ResultReader
+from aioqueue.wakeup import Notifier
 from tests.kit import Seen, passed, session, until
 from tests.postgres import Database
 from tests.sql.engine import Session
@@ -189,6 +192,17 @@ async def test_another_event_loop_is_refused(app: AioQueue) -> None:
 
     await asyncio.to_thread(other_loop)
     await app.get("add").enqueue(1)
+
+
+async def test_an_enqueue_on_a_connection_of_another_loop_needs_no_app(
+    app: AioQueue, worker_dsn: str, boss: Session
+) -> None:
+    async def enqueue() -> None:
+        async with await AsyncConnection.connect(worker_dsn) as conn:
+            await app.get("add").options(on=conn).enqueue(1)
+
+    await asyncio.to_thread(lambda: asyncio.run(enqueue()))
+    assert await jobs(boss) == [("add", None, "ready")]
 
 
 async def test_a_forked_process_is_refused(app: AioQueue) -> None:
@@ -434,10 +448,10 @@ async def test_a_service_that_fails_is_started_again_and_logged(
     app: AioQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The reader of results, the listener and the notifier each meet a bug once; the next result comes all the same."""
-    services = {"results": (app._reader, "_wait"), "listener": (app._listener, "_serve"), "notifier": (app._notifier, "_ask")}
+    services = {"results": (ResultReader, "_wait"), "listener": (Listener, "_serve"), "notifier": (Notifier, "_ask")}
     failed: set[str] = set()
 
-    def fail_once(name: str, service: object, method: str) -> None:
+    def fail_once(name: str, service: type, method: str) -> None:
         plain = getattr(service, method)
 
         async def broken(*args: Any) -> Any:

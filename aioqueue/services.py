@@ -1,0 +1,95 @@
+"""What an open app has in its process: the pool, and the loops that its tasks, handles and workers share.
+
+The notifier runs from the beginning, listener and reader of results from the first who needs them: plain asyncio tasks, ended
+and awaited in `close`, so that an app can be opened in a test's fixture. Of one event loop and one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from . import migrate
+from .database import Database, deadline
+from .errors import ConfigurationError
+from .events import Observers
+from .keep import keep_running
+from .listen import Listener
+from .result import ResultReader
+from .settings import Settings
+from .store import Store
+from .wakeup import Notifier
+
+
+class Services:
+    """The pool and the shared loops of one app; made by `open`."""
+
+    def __init__(self, database: Database, store: Store, settings: Settings, observers: Observers) -> None:
+        self._database = database
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.notifier = Notifier(database, store)
+        self._listener = Listener(database.connect, schema=settings.schema, observers=observers)
+        self._reader = ResultReader(database, store, self._listener, self.notifier, poll=settings.worker.poll)
+        self._serve("notifier", self.notifier.run)
+
+    @classmethod
+    async def open(cls, dsn: str, store: Store, settings: Settings, observers: Observers) -> Services:
+        """Look at the schema and open the pool. Raises SchemaError, psycopg.OperationalError."""
+        database = Database(dsn, settings.pool)
+        async with await database.connect() as conn, deadline(conn, settings.pool.deadline):
+            await migrate.check(conn, schema=settings.schema)
+        await database.open()
+        return cls(database, store, settings, observers)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether a parent process has opened them: nothing of them may be used here, nor closed."""
+        return self._pid != os.getpid()
+
+    @property
+    def usable(self) -> bool:
+        """Whether they are this process's and this event loop's."""
+        return not self.inherited and self._loop is asyncio.get_running_loop()
+
+    @property
+    def database(self) -> Database:
+        """The pool. Raises ConfigurationError in another process or on another event loop."""
+        if self.inherited:
+            raise ConfigurationError("the app was opened before a fork: connections cannot be shared; open it in each process")
+        if self._loop is not asyncio.get_running_loop():
+            raise ConfigurationError("the app is open on another event loop: make one AioQueue for each loop")
+        return self._database
+
+    @property
+    def listener(self) -> Listener:
+        """The listener; it runs from now on."""
+        self._serve("listener", self._listener.run)
+        return self._listener
+
+    @property
+    def reader(self) -> ResultReader:
+        """The reader of results; it and the listener run from now on."""
+        self._serve("listener", self._listener.run)
+        self._serve("reader of results", self._reader.run)
+        return self._reader
+
+    async def close(self) -> None:
+        """End the loops, send the last hint, close the pool; waiters get AppNotOpen."""
+        tasks, self._tasks = list(self._tasks.values()), {}
+        try:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            await self.notifier.send_last()
+        finally:
+            await self._database.close()
+
+    def _serve(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a loop unless it runs."""
+        task = self._tasks.get(name)
+        if task is None or task.done():
+            self._tasks[name] = asyncio.create_task(keep_running(run, name), name=f"aioqueue {name}")
