@@ -15,6 +15,7 @@ import logging
 import secrets
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -56,6 +57,8 @@ async def run(
         keeper = asyncio.create_task(ships.keep())
         audits = asyncio.create_task(auditor.run())
         try:
+            await ships.wait_ready()
+            storm.began = time.monotonic()
             await act(storm, ships, rate)
             # A transaction that committed late may have brought more.
             await wait_ended(storm)

@@ -94,9 +94,11 @@ class Faults:
                 # Now and then it is everybody's network.
                 await self._blackhole(slots if fault.number == 100 else [slot], fault.seconds)
 
-    @staticmethod
-    def _kill(slot: Slot) -> None:
-        life = slot.life
+    def _kill(self, first: Slot) -> None:
+        # Rather one that works than one that starts: on a busy machine no worker would ever come to work.
+        slots = self._fleet.slots
+        inturn = [*slots[first.number :], *slots[: first.number]]
+        life = next((slot.life for slot in inturn if slot.life.ready), first.life)
         if life.process.poll() is None:
             life.killed = True
             life.process.kill()

@@ -119,6 +119,12 @@ class Fleet:
             process = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         slot.lives.append(Life(slot.number, process, log, diary, time.monotonic()))
 
+    async def wait_ready(self) -> None:
+        """Wait until every worker serves."""
+        async with asyncio.timeout(LAST_STOP):
+            while not all(slot.life.ready for slot in self.slots):  # noqa: ASYNC110 - other processes set no event of ours
+                await asyncio.sleep(0.1)
+
     async def keep(self) -> None:
         """Start again what has died, until told to stop."""
         sampled = 0.0
