@@ -24,9 +24,9 @@ from aioqueue import (
     Snooze,
     WorkerSettings,
 )
+from aioqueue.attempt import Cause
 from aioqueue.events import JobRecorded, WorkerStopping
 from aioqueue.outcome import Cancelled
-from aioqueue.run import Cause
 from tests.kit import Bench, Seen, bench, passed, session, until
 from tests.postgres import Database
 from tests.sql.engine import Session

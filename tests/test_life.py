@@ -5,7 +5,7 @@ operation of the engine is called in any order, by whoever owns a job and by who
 database must say of every job what the model says (tests/life_model.py), and every floor must lie below what is ready.
 
 Time stands still: a job falls due and a lease ends because a step says so. AIOQUEUE_LIFE_SEED (1) and AIOQUEUE_LIFE_TIMES
-(10) choose other walks, or more of them.
+(6) choose other walks, or more of them.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from tests.sql.engine import Session, changed, entry
 EVERY = [*LANES, *SUSPECTS]
 LINES = [QUEUES[0], *QUEUES]
 SEED = int(os.environ.get("AIOQUEUE_LIFE_SEED", "1"))
-TIMES = int(os.environ.get("AIOQUEUE_LIFE_TIMES", "10"))
+TIMES = int(os.environ.get("AIOQUEUE_LIFE_TIMES", "6"))
 EXAMPLES = 10
 """Walks of one seed: after so many hypothesis would vary those that it has rather than make new ones."""
 STEPS = 50
@@ -869,6 +869,6 @@ def test_sabotaged_the_walk_falls(land: Land, name: str) -> None:
     land.runner.run(sabotage.__aenter__())
     try:
         with pytest.raises(AssertionError):
-            walk(land, shrinks=False)
+            walk(land, times=max(TIMES, 10), shrinks=False)
     finally:
         land.runner.run(sabotage.__aexit__(None, None, None))
