@@ -17,7 +17,7 @@ NAME_LIMIT = 200
 EMBEDDED_GRACE = 10.0
 """Seconds that a worker inside an application lets its jobs finish; a standalone one has LimitSettings.grace."""
 RETENTION = 7 * 86_400.0
-"""Seconds that a succeeded job and its result are kept."""
+"""Seconds after which an id that is unknown counts as expired rather than as never there. Nothing is deleted by itself yet."""
 
 
 def _check(condition: bool, message: str) -> None:
