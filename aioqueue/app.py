@@ -339,8 +339,9 @@ class AioQueue(Enqueuing):
         return self.services("a worker").listener.connected
 
     def hint(self, kind: Kind) -> None:
-        """Say that there may be work, or that jobs have ended."""
-        self.services("a worker").notifier.hint(kind)
+        """Say that there may be work, or that jobs have ended; nobody is told by an app that is closed."""
+        if (notifier := self.notifier) is not None:
+            notifier.hint(kind)
 
     def on_ready(self, callback: Callable[[], None]) -> None:
         """Call back whenever there may be work."""
