@@ -44,6 +44,7 @@ async def run(
     kinds: frozenset[str],
     workers: int = 4,
     rate: float = 24.0,
+    interval: float = 1.8,
     sabotage: Sabotage | None = None,
 ) -> Storm:
     """One storm; its faults are empty when every check held."""
@@ -51,7 +52,7 @@ async def run(
     if sabotage is not None:
         async with await psycopg.AsyncConnection.connect(server.owner, autocommit=True) as conn:
             await install(conn, "aioqueue", sabotage)
-    storm = Storm(server, directory, seconds, seed, kinds)
+    storm = Storm(server, directory, seconds, seed, kinds, interval)
     with fleet(storm, workers) as ships:
         auditor = Auditor(storm, ships)
         keeper = asyncio.create_task(ships.keep())
@@ -130,6 +131,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="of the faults' schedule and every actor's choices; the order of events varies")
     parser.add_argument("--workers", type=int, default=4, help="worker processes (4)")
     parser.add_argument("--rate", type=float, default=24.0, help="jobs enqueued a second, about (24)")
+    parser.add_argument("--interval", type=float, default=1.8, help="seconds between faults, on average, cancels apart (1.8)")
     parser.add_argument("--sabotage", choices=sorted(SABOTAGES), help="break one rule: the run must fail")
     parser.add_argument("--only", type=_kinds, metavar="KIND,…", help=f"faults that happen: {', '.join(KINDS)} (all)")
     parser.add_argument("--without", type=_kinds, default=frozenset(), metavar="KIND,…", help="faults that do not")
@@ -164,6 +166,7 @@ def main() -> int:
             kinds=kinds,
             workers=options.workers,
             rate=options.rate,
+            interval=options.interval,
             sabotage=SABOTAGES.get(options.sabotage),
         )
         storm = asyncio.run(lasting)

@@ -26,6 +26,8 @@ from .storm_tasks import LEASE
 
 TENANTS = [f"tenant {number}" for number in range(10)]
 FATES = {"commit": 70, "late": 13, "rollback": 8, "cut": 5, "cut at COMMIT": 4}
+RESULTS = {"plain": "number", "sleep": "seconds", "fail": "times", "snooze": "times", "write": "fails"}
+"""Tasks that return one of their arguments, and which."""
 WAIT = 150.0
 """Seconds in which a waiter must have heard of its job's end."""
 
@@ -101,9 +103,9 @@ class Enqueuer:
         elif fate in ("commit", "late"):
             now = time.monotonic()
             storm.committed.update(dict.fromkeys(ids, now))
-            for job in jobs:
+            for job, (task, arguments, _) in zip(jobs, wishes, strict=True):
                 if dice.random() < 0.1:
-                    self._wait(job)
+                    self._wait(job, arguments.get(RESULTS.get(task, "")))
         else:
             storm.unknown |= ids
 
@@ -116,20 +118,22 @@ class Enqueuer:
                 await asyncio.sleep(0.1)
         return self._conn
 
-    def _wait(self, job: Job[Any]) -> None:
-        waiter = asyncio.create_task(self._result(job))
+    def _wait(self, job: Job[Any], result: object) -> None:
+        waiter = asyncio.create_task(self._result(job, result))
         self._waiters.add(waiter)
         waiter.add_done_callback(self._waiters.discard)
 
-    async def _result(self, job: Job[Any]) -> None:
+    async def _result(self, job: Job[Any], expected: object) -> None:
         try:
-            await job.result(timeout=WAIT)
+            result = await job.result(timeout=WAIT)
         except (JobFailed, JobCancelled) as error:
             self._storm.counts[f"waiters told {type(error).__name__}"] += 1
         except Exception as error:
             self._storm.fault(f"a waiter for job {job.id} got {error!r}")
         else:
             self._storm.counts["waiters given a result"] += 1
+            if result != expected:
+                self._storm.fault(f"the result of job {job.id} is {result!r}, expected {expected!r}")
 
 
 def _wish(dice: random.Random) -> tuple[str, dict[str, Any], dict[str, Any]]:

@@ -23,8 +23,6 @@ from .storm_server import WATCH
 from .storm_tasks import LEASE
 
 WEIGHTS = {"kill": 5.0, "stop": 4.0, "terminate": 6.0, "restart": 1.5, "blackhole": 3.0}
-INTERVAL = 1.8
-"""Seconds between faults, on average."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ def schedule(storm: Storm) -> list[Fault]:
             "restart": dice.choice((0.0, 0.0, dice.uniform(0, 2) * LEASE)),
         }.get(kind, 0.0)
         found.append(Fault(at, kind, seconds, dice.random(), dice.choice((1, 1, 2, 5, 100))))
-        at += dice.expovariate(1 / INTERVAL)
+        at += dice.expovariate(1 / storm.interval)
     return found
 
 

@@ -34,6 +34,8 @@ class Storm:
     seed: int
     kinds: frozenset[str]
     """The faults that happen."""
+    interval: float = 1.8
+    """Seconds between faults, on average."""
     committed: dict[UUID, float] = field(default_factory=dict)
     """Jobs whose COMMIT was answered, and when, by the monotonic clock."""
     rolled_back: set[UUID] = field(default_factory=set)
