@@ -100,6 +100,10 @@ def connection_lost(error: BaseException) -> bool:
     return isinstance(error, psycopg.errors.ReadOnlySqlTransaction | psycopg.InterfaceError)
 
 
+class AllInUse(PoolTimeout):
+    """Every connection was in use for too long; the server refuses none. To ask again would make it worse."""
+
+
 class NoFreeConnection(AioQueueError):
     """A job got no connection for its transaction; user code has not begun."""
 
@@ -233,7 +237,8 @@ class Database:
 
     def _timed_out(self, seconds: float, why: str) -> PoolTimeout:
         refusal = self._connector.refusal
-        return PoolTimeout(f"no connection to the database within {seconds:g} s: {why if refusal is None else refusal}")
+        begin = f"no connection to the database within {seconds:g} s: "
+        return AllInUse(begin + why) if refusal is None else PoolTimeout(f"{begin}{refusal}")
 
     @contextlib.asynccontextmanager
     async def runtime(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection[TupleRow]]:

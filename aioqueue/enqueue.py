@@ -19,11 +19,10 @@ from uuid import UUID
 import psycopg
 from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
-from psycopg_pool import PoolTimeout
 from pydantic import BaseModel
 
 from .context import JobTransaction, current_job
-from .database import connection_lost
+from .database import AllInUse, connection_lost
 from .errors import DuplicateJob, InvalidOption, TransactionAborted, UnknownTask
 from .job import Job, JobSource, NewJob
 from .options import Options
@@ -139,8 +138,8 @@ class Enqueuing(TaskRegistry, JobSource):
                     await self._write(conn, jobs)
                 break
             except psycopg.Error as error:
-                # Written or not, the same ids again make it exactly one job each. Waiting in vain is no lost connection.
-                lost = connection_lost(error) and not isinstance(error, PoolTimeout)
+                # Written or not, the same ids again make it exactly one job each. Waiting for others in vain is no loss.
+                lost = connection_lost(error) and not isinstance(error, AllInUse)
                 if attempt == tries or not lost or (give_up is not None and time.monotonic() > give_up):
                     raise
                 give_up = give_up or time.monotonic() + self.settings.pool.deadline

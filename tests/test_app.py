@@ -14,7 +14,6 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection, IsolationLevel
 from psycopg.rows import dict_row
-from psycopg_pool import PoolTimeout
 
 from aioqueue import (
     AioQueue,
@@ -37,7 +36,7 @@ from aioqueue import (
     UnknownTask,
     WorkerSettings,
 )
-from aioqueue.database import sever
+from aioqueue.database import AllInUse, sever
 from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, LeaseLost, ListenerConnected, WorkerStopped, WorkerStopping
 from aioqueue.job import NewJob, new_job_id
 from aioqueue.listen import Listener
@@ -318,14 +317,14 @@ async def test_enqueues_that_wait_for_a_lock_cost_no_worker_its_lease(
         ends = await asyncio.gather(*enqueues, return_exceptions=True)
         assert not seen.all(LeaseLost)
         assert not seen.all(DatabaseLost, loop="heartbeat")
-    assert {type(end) for end in ends if isinstance(end, BaseException)} <= {PoolTimeout, psycopg.errors.LockNotAvailable}
+    assert {type(end) for end in ends if isinstance(end, BaseException)} <= {AllInUse, psycopg.errors.LockNotAvailable}
 
 
 async def test_an_enqueue_that_finds_no_free_connection_says_so_at_once(make_app: MakeApp) -> None:
     """Tried again, it would wait as long again, behind everybody else."""
     app = make_app(pool=PoolSettings(size=3, acquire_timeout=0.05))
     async with app, app.database.for_caller():
-        with pytest.raises(PoolTimeout, match=r"within 0.05 s"):
+        with pytest.raises(AllInUse, match=r"within 0.05 s"):
             await app.get("add").enqueue(1)
 
 
