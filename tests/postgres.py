@@ -131,9 +131,7 @@ class Server:
             _truncate(database.dsn("owner"), schema)
         except psycopg.errors.LockNotAvailable:
             end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE xact_start IS NOT NULL"
-            self._administer(
-                "postgres", [sql.SQL(end + " AND datname = {}").format(sql.Literal(database.name))]
-            )
+            self._administer("postgres", [sql.SQL(end + " AND datname = {}").format(sql.Literal(database.name))])
             _truncate(database.dsn("owner"), schema)
 
     def _administer(self, database: str, commands: Iterable[sql.SQL | sql.Composed]) -> None:

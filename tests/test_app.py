@@ -193,9 +193,7 @@ async def test_another_event_loop_is_refused(app: AioQueue) -> None:
     await app.get("add").enqueue(1)
 
 
-async def test_an_enqueue_on_a_connection_of_another_loop_needs_no_app(
-    app: AioQueue, worker_dsn: str, boss: Session
-) -> None:
+async def test_an_enqueue_on_a_connection_of_another_loop_needs_no_app(app: AioQueue, worker_dsn: str, boss: Session) -> None:
     async def enqueue() -> None:
         async with await AsyncConnection.connect(worker_dsn) as conn:
             await app.get("add").options(on=conn).enqueue(1)

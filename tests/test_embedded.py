@@ -111,9 +111,7 @@ def test_serves_its_roles_none_of_which_is_a_superuser(home: Path) -> None:
                 ).fetchone()
             assert row == (f"aioqueue_{role}", False, False, False, False, True)
         with psycopg.connect(server.dsn("owner")) as conn:
-            row = conn.execute(
-                "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = 'aioqueue'"
-            ).fetchone()
+            row = conn.execute("SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = 'aioqueue'").fetchone()
             assert row == ("aioqueue_owner",)
             conn.execute("CREATE SCHEMA aioqueue")
 
@@ -247,9 +245,7 @@ def test_a_pid_file_that_names_a_strangers_process_is_stale(home: Path) -> None:
         os.kill(killed, signal.SIGKILL)
         until(lambda: ended(killed))
         owner = server_user(data / "pgdata")
-        stranger = subprocess.Popen(
-            ["sleep", "1000"], user=owner.uid if owner else None, group=owner.gid if owner else None
-        )
+        stranger = subprocess.Popen(["sleep", "1000"], user=owner.uid if owner else None, group=owner.gid if owner else None)
         try:
             for file in (data / "pgdata" / "postmaster.pid", data / "run" / ".s.PGSQL.5432.lock"):
                 _, _, rest = file.read_text().partition("\n")
@@ -371,9 +367,7 @@ def test_as_root_the_server_is_another_user_and_the_default_is_one_of_the_system
 
 
 @as_root
-def test_as_root_programs_that_the_servers_user_cannot_reach_are_copied(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_root_programs_that_the_servers_user_cannot_reach_are_copied(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = home / "closed"
     package = embedded.programs().parent.parent
     for folder in (package, package.with_name(package.name + ".libs")):

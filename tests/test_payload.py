@@ -285,9 +285,7 @@ def test_bare_validator_errors_are_payload_errors() -> None:
         codec(job).load('{"n": 1}')
 
 
-@pytest.mark.parametrize(
-    "raw", ["", "[", "[]", "null", '"x"', '{"to": 1}', '{"to": "a", "new": 1}', b'{"to": "\xff"}']
-)
+@pytest.mark.parametrize("raw", ["", "[", "[]", "null", '"x"', '{"to": 1}', '{"to": "a", "new": 1}', b'{"to": "\xff"}'])
 def test_stored_payload_that_does_not_fit(raw: str | bytes) -> None:
     with pytest.raises(InvalidPayload) as caught:
         SEND.load(raw)
@@ -339,19 +337,14 @@ def test_unstorable_is_found_however_nested(value: Any, wrap: Callable[[Any], An
     assert find_unstorable(wrap(value)) is not None
 
 
-@pytest.mark.parametrize(
-    "value", [1.5, Decimal("1.5"), Fraction(1, 3), complex(1, 2), NAIVE.replace(tzinfo=UTC), 10**400]
-)
+@pytest.mark.parametrize("value", [1.5, Decimal("1.5"), Fraction(1, 3), complex(1, 2), NAIVE.replace(tzinfo=UTC), 10**400])
 @pytest.mark.parametrize("wrap", WRAPPERS)
 def test_good_values_are_not(value: Any, wrap: Callable[[Any], Any]) -> None:
     assert find_unstorable(wrap(value)) is None
 
 
 def test_dates_times_and_texts_are_not() -> None:
-    assert (
-        find_unstorable([date(2026, 1, 1), time(1, 2), timedelta(1), "nan", b"nan", Colour.RED, None, True])
-        is None
-    )
+    assert find_unstorable([date(2026, 1, 1), time(1, 2), timedelta(1), "nan", b"nan", Colour.RED, None, True]) is None
 
 
 def test_the_place_is_told() -> None:

@@ -37,19 +37,13 @@ def test_schema_names(schema: str) -> None:
     assert Settings(schema=schema).schema == schema
 
 
-@pytest.mark.parametrize(
-    "schema", ["", " ", "a'b", "a$b", "a%b", "a\\b", "a\nb", "a\x00b", "a" * 64, "é" * 32]
-)
+@pytest.mark.parametrize("schema", ["", " ", "a'b", "a$b", "a%b", "a\\b", "a\nb", "a\x00b", "a" * 64, "é" * 32])
 def test_schema_names_refused(schema: str) -> None:
     with pytest.raises(ConfigurationError, match="schema"):
         Settings(schema=schema)
 
 
-@given(
-    st.text(
-        st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), min_size=1, max_size=NAME_LIMIT
-    )
-)
+@given(st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), min_size=1, max_size=NAME_LIMIT))
 def test_names_are_returned_as_they_are(name: str) -> None:
     if name.strip():
         assert check_name("queue", name) == name
@@ -80,9 +74,7 @@ class TestQueues:
             "e:f": 4,
         }
 
-    @pytest.mark.parametrize(
-        "names", [("",), (":3",), ("a", "a"), ("a", "a:2"), ("a:0",), ("a:101",), ("a\x00",)]
-    )
+    @pytest.mark.parametrize("names", [("",), (":3",), ("a", "a"), ("a", "a:2"), ("a:0",), ("a:101",), ("a\x00",)])
     def test_refused(self, names: tuple[str, ...]) -> None:
         with pytest.raises(ConfigurationError, match="queue"):
             WorkerSettings(queues=names)

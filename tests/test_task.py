@@ -373,9 +373,7 @@ async def test_calling_a_def_task_raises_where_it_is_awaited(app: App) -> None:
 async def test_job_carries_the_tasks_options(app: App) -> None:
     task = app.task(name="t", queue="q", priority=1, retry=Retry(max_attempts=7))(plain)
     job = await task.enqueue(3)
-    assert app.job == NewJob(
-        id=job.id, task="t", payload='{"n":3}', queue="q", priority=1, tenant=None, max_attempts=7
-    )
+    assert app.job == NewJob(id=job.id, task="t", payload='{"n":3}', queue="q", priority=1, tenant=None, max_attempts=7)
     assert app.calls[0][1] is None
     assert job.decode is not None
     assert job.decode("5") == 5

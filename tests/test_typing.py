@@ -15,9 +15,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
     # 0: no errors, 1: errors in the files; anything else means that the checker itself did not work.
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout
