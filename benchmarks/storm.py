@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -150,6 +151,8 @@ def main() -> int:
     options = arguments()
     # Outages are no news here.
     logging.getLogger().addHandler(logging.NullHandler())
+    # As Ctrl-C does: no worker and no server outlives this process.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     seconds = 60 * options.minutes if options.minutes else options.seconds
     seed = secrets.randbits(32) if options.seed is None else options.seed
     kinds = (frozenset(KINDS) if options.only is None else options.only) - options.without

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from click.testing import CliRunner, Result
+from psycopg import sql
 
 from aioqueue.cli.main import cli
 from aioqueue.store import Store
@@ -60,9 +61,7 @@ async def test_a_worker_whose_lease_has_ended_is_unhealthy(
     worker_dsn: str, schema: str, worker_conn: Any, owner: Any, store: Store
 ) -> None:
     await register(store, worker_conn, 1)
-    await owner.execute(
-        psycopg.sql.SQL("UPDATE {}.worker SET lease_until = '2020-01-01Z'").format(psycopg.sql.Identifier(schema))
-    )
+    await owner.execute(sql.SQL("UPDATE {}.worker SET lease_until = '2020-01-01Z'").format(sql.Identifier(schema)))
     code, found = await asyncio.to_thread(run, worker_dsn, schema)
     assert code == 3
     assert "worker 1: it is dead" in found["problems"][0]
