@@ -158,7 +158,7 @@ class OpenTransaction:
             return False
 
     async def _read_back(self) -> str:
-        """Ask what became of a COMMIT without an answer, for as long as a lease can last."""
+        """Ask what became of a COMMIT without an answer, for as long as a lease can last; 'unknown' if nobody answers."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._settings.lease.lease
         while True:
@@ -167,7 +167,9 @@ class OpenTransaction:
                     found = await self._store.read_back(conn, self._job)
             except psycopg.Error:
                 if loop.time() > give_up:
-                    raise LeaseLost(self._job.job_id) from None
+                    # Nobody has said that the job is lost, and a worker that comes back in time still has it: the attempt
+                    # counts as failed, and the recorder's fenced write finds out, for as long as that takes.
+                    return "unknown"
                 await asyncio.sleep(0.1 + random.random())
             else:
                 if found == "lost":

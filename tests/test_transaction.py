@@ -21,6 +21,7 @@ from aioqueue.attempt import Cause
 from aioqueue.database import sever
 from aioqueue.events import JobLost
 from aioqueue.outcome import Failed, Reason, Released, Snoozed
+from aioqueue.settings import LeaseSettings
 from tests.kit import Bench, bench, passed, session, until
 from tests.postgres import Database
 from tests.sql.engine import Session, changed
@@ -783,6 +784,34 @@ async def test_a_server_process_that_dies_in_commit_is_read_back_as_failed(at: B
     assert isinstance(outcome, Failed) and outcome.delay is not None
     assert await notes(shop) == []
     assert await at.state(job) == "running"
+
+
+async def test_a_commit_that_cannot_be_read_back_is_left_to_the_recorder(
+    shop: Session, worker_dsn: str, owner_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outage longer than the lease: nobody took the job over, so the worker that comes back must not have forgotten it."""
+    pids: list[int] = []
+
+    async def work(tx: JobTransaction) -> None:
+        pids.append(tx.connection.info.backend_pid)
+        await write(tx, "one")
+
+    async def no_answer(*_: object) -> str:
+        raise psycopg.OperationalError("the server is away")
+
+    await shop.conn.execute(SLOW_COMMIT)
+    async with bench(worker_dsn, shop, AioQueue(), lease=LeaseSettings(lease=0.5)) as at:
+        at.tasks.task(name="work")(work)
+        async with session(owner_dsn, at.store.schema) as other:
+            await other.rows("SELECT pg_advisory_lock(4711)")
+            job = await at.start("work", tenant="a")
+            await until(shop, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711 AND NOT granted)")
+            monkeypatch.setattr(at.store, "read_back", no_answer)
+            await kill(shop, pids[0])
+            await at.end()
+        assert isinstance(at.outcomes.get(job.job_id), Failed)
+        assert not at.seen.all(JobLost)
+        assert await at.state(job) == "running"
 
 
 async def test_a_commit_whose_answer_is_lost_is_read_back_as_success(
