@@ -59,7 +59,7 @@ async def shop(database: Database, schema: str) -> AsyncIterator[Session]:
 
 @pytest.fixture
 async def at(shop: Session, worker_dsn: str) -> AsyncIterator[Bench]:
-    async with bench(worker_dsn, shop, AioQueue()) as made:
+    async with bench(worker_dsn, shop, AioQueue(schema=shop.store.schema)) as made:
         yield made
 
 
@@ -800,7 +800,7 @@ async def test_a_commit_that_cannot_be_read_back_is_left_to_the_recorder(
         raise psycopg.OperationalError("the server is away")
 
     await shop.conn.execute(SLOW_COMMIT)
-    async with bench(worker_dsn, shop, AioQueue(), lease=LeaseSettings(lease=0.5)) as at:
+    async with bench(worker_dsn, shop, AioQueue(schema=shop.store.schema), lease=LeaseSettings(lease=0.5)) as at:
         at.tasks.task(name="work")(work)
         async with session(owner_dsn, at.store.schema) as other:
             await other.rows("SELECT pg_advisory_lock(4711)")
@@ -877,7 +877,7 @@ async def changed_scrub(shop: Session) -> AsyncIterator[None]:
 
 async def test_a_rollback_that_hangs_ends_with_the_connection(shop: Session, worker_dsn: str) -> None:
     """The rollback limit closes the socket; the job's outcome is the one of its user code."""
-    async with bench(worker_dsn, shop, AioQueue(), limits=LimitSettings(rollback=0.2)) as at:
+    async with bench(worker_dsn, shop, AioQueue(schema=shop.store.schema), limits=LimitSettings(rollback=0.2)) as at:
         pids: list[int] = []
 
         async def work(tx: JobTransaction) -> None:

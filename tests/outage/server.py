@@ -15,6 +15,7 @@ import psycopg
 from aioqueue import migrate
 from aioqueue.embedded import hold, keep
 from aioqueue.embedded_cluster import SUPERUSER
+from aioqueue.sql import place
 from tests.postgres import FAST, Database, Server
 
 DATABASE = "outage"
@@ -115,7 +116,7 @@ class OutageServer(Server):
     def rows(self, query: str, *params: object) -> list[tuple[object, ...]]:
         """Ask as superuser, by the socket; the query says `aioqueue.`."""
         with psycopg.connect(self.dsn("superuser", DATABASE), autocommit=True, connect_timeout=10) as conn:
-            return conn.execute(query.replace("aioqueue.", f'"{self.schema}".').encode(), params or None).fetchall()
+            return conn.execute(place(query, self.schema).encode(), params or None).fetchall()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
