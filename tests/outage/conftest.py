@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -18,6 +19,13 @@ EFFECT = (
     "GRANT SELECT, INSERT ON effects.effect TO aioqueue_worker",
     f"ALTER DATABASE {DATABASE} SET search_path = effects",
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark this folder's tests as slow: three minutes in all."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -165,7 +165,7 @@ async def test_a_machine_that_slept_longer_than_the_lease_ends_its_jobs_at_once_
 
 async def test_a_signalled_worker_process_ends_in_time_while_its_server_hangs(outage: OutageServer, tmp_path: Path) -> None:
     (tmp_path / "told.py").write_text(
-        "import asyncio\nfrom aioqueue import AioQueue\napp = AioQueue()\n"
+        f"import asyncio\nfrom aioqueue import AioQueue\napp = AioQueue(schema={outage.schema!r})\n"
         "@app.task(name='wait')\nasync def wait() -> None:\n    print('started', flush=True)\n    await asyncio.sleep(600)\n"
     )
     command = [sys.executable, "-m", "aioqueue", "worker", "-A", "told:app", "--dsn", outage.tcp(), "--grace", "0.5"]
