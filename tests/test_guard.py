@@ -15,6 +15,7 @@ from psycopg import Connection
 from aioqueue import AioQueue, JobFailed, JobTransaction, LeaseSettings, LimitSettings, Retry, TimeLimitExceeded
 from aioqueue.events import JobLost, JobRecorded, LeaseLost, LoopBlocked, Observers, WorkerStopping
 from aioqueue.guard import Guard
+from aioqueue.sql import place
 from aioqueue.store import Store
 from tests.kit import PATIENCE, Seen, session
 from tests.postgres import Database
@@ -58,8 +59,8 @@ class Gate:
 
 def wait_until(dsn: str, schema: str, condition: str) -> None:
     """Wait in the thread that calls; the loop stands still meanwhile, if it is the loop's."""
-    with psycopg.connect(dsn, autocommit=True, options=f"-c search_path={schema}") as conn:
-        while not conn.execute(condition.encode()).fetchone():
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        while not conn.execute(place(condition, schema).encode()).fetchone():
             pass
 
 
@@ -70,7 +71,7 @@ async def test_a_job_that_blocks_the_loop_past_its_limit_is_recorded_once_and_it
     """With a transaction of its own, too: its late commit is refused, and that is not said a second time."""
 
     def block() -> str:
-        wait_until(owner_dsn, boss.store.schema, "SELECT 1 FROM attempt")
+        wait_until(owner_dsn, boss.store.schema, "SELECT 1 FROM aioqueue.attempt")
         return "late"
 
     async def plain() -> str:
@@ -94,7 +95,7 @@ async def test_a_job_that_blocks_the_loop_past_its_limit_is_recorded_once_and_it
 async def test_a_time_out_of_the_guard_is_retried_by_the_task_s_policy(app: AioQueue, boss: Session, owner_dsn: str) -> None:
     @app.task(name="never", timeout=0.1, retry=Retry(on={TimeLimitExceeded: False}))
     async def never() -> None:
-        wait_until(owner_dsn, boss.store.schema, "SELECT 1 FROM attempt")
+        wait_until(owner_dsn, boss.store.schema, "SELECT 1 FROM aioqueue.attempt")
 
     async with app, app.worker():
         job = await never.enqueue()
