@@ -6,12 +6,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 
-from aioqueue import migrate
+from aioqueue import AioQueue, migrate
+from tests.kit import MakeApp, Seen
 from tests.postgres import VERSIONS, Database, Server, VersionMissing, programs
 
 # Read by the type checkers, never run.
@@ -129,3 +131,25 @@ async def client_conn(client_dsn: str) -> AsyncIterator[AsyncConnection[TupleRow
     """A connection as aioqueue_client, in autocommit."""
     async with _connection(client_dsn) as conn:
         yield conn
+
+
+@pytest.fixture
+def seen() -> Seen:
+    """The events of the test's apps."""
+    return Seen()
+
+
+@pytest.fixture
+def make_app(worker_dsn: str, schema: str, seen: Seen) -> MakeApp:
+    """A function that makes an app with one task, `add`; its events are in `seen`."""
+
+    def make(**settings: Any) -> AioQueue:
+        app = AioQueue(worker_dsn, schema=schema, observers=[seen], **settings)
+
+        @app.task(name="add")
+        async def add(a: int, b: int = 1) -> int:
+            return a + b
+
+        return app
+
+    return make

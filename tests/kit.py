@@ -5,13 +5,14 @@ such a wait only turns a hang into a failure.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from psycopg import AsyncConnection
 
+from aioqueue.app import AioQueue
 from aioqueue.attempt import Cause
 from aioqueue.database import Database
 from aioqueue.events import Event, Observers
@@ -28,6 +29,10 @@ E = TypeVar("E", bound=Event)
 
 PATIENCE = 60.0
 """Seconds after which a wait is a failure."""
+
+
+MakeApp = Callable[..., AioQueue]
+"""Makes an app on the test's database, with settings of its own; see the fixture `make_app`."""
 
 
 class Seen:

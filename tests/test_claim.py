@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from psycopg import AsyncConnection
 
-from aioqueue import AioQueue, JobTransaction, LimitSettings, PoolSettings, WorkerSettings, suspect
+from aioqueue import JobTransaction, LimitSettings, PoolSettings, WorkerSettings, suspect
 from aioqueue.claim import LOWEST_FIRST, Claimer, Lanes
 from aioqueue.database import Database, sever
 from aioqueue.events import DatabaseLost, DatabaseRecovered, JobClaimed, JobRecorded, ListenerConnected, Observers
@@ -18,32 +18,11 @@ from aioqueue.floor import Floors
 from aioqueue.job import SUSPECT, Claimed, Fence, lane
 from aioqueue.store import LOWEST_ID, LaneScan
 from aioqueue.suspect import SuspectTurn
-from tests.kit import Seen, passed, session
+from tests.kit import MakeApp, Seen, passed, session
 from tests.postgres import Database as PlainDatabase
 from tests.sql.engine import Session, entry
 
 pytestmark = pytest.mark.anyio
-
-MakeApp = Callable[..., AioQueue]
-
-
-@pytest.fixture
-def seen() -> Seen:
-    return Seen()
-
-
-@pytest.fixture
-def make_app(worker_dsn: str, schema: str, seen: Seen) -> MakeApp:
-    def make(**settings: Any) -> AioQueue:
-        app = AioQueue(worker_dsn, schema=schema, observers=[seen], **settings)
-
-        @app.task(name="add")
-        async def add(a: int, b: int = 1) -> int:
-            return a + b
-
-        return app
-
-    return make
 
 
 @pytest.fixture

@@ -1,39 +1,17 @@
 """The lease: a refused beat, beats that cannot be sent, and that nobody claims or runs on while the lease is in doubt."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
-from aioqueue import AioQueue, ConfigurationError, JobContext, JobTransaction, LeaseSettings
+from aioqueue import ConfigurationError, JobContext, JobTransaction, LeaseSettings
 from aioqueue.events import DatabaseLost, DatabaseRecovered, JobClaimed, JobLost, LeaseLost
-from tests.kit import PATIENCE, Seen, passed, session, until
+from tests.kit import PATIENCE, MakeApp, Seen, passed, session, until
 from tests.postgres import Database
 from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
-
-MakeApp = Callable[..., AioQueue]
-
-
-@pytest.fixture
-def seen() -> Seen:
-    return Seen()
-
-
-@pytest.fixture
-def make_app(worker_dsn: str, schema: str, seen: Seen) -> MakeApp:
-    def make(**settings: Any) -> AioQueue:
-        app = AioQueue(worker_dsn, schema=schema, observers=[seen], **settings)
-
-        @app.task(name="add")
-        async def add(a: int, b: int = 1) -> int:
-            return a + b
-
-        return app
-
-    return make
 
 
 @pytest.fixture

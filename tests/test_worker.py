@@ -1,14 +1,13 @@
 """A worker as a whole: what it starts, how it drains and stops, and that many jobs need few connections."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from psycopg import AsyncConnection
 
 from aioqueue import (
-    AioQueue,
     JobCancelled,
     JobContext,
     JobState,
@@ -24,34 +23,14 @@ from aioqueue.events import JobAbandoned, JobClaimed, JobRecorded, LeaseLost, Wo
 from aioqueue.maintenance.service import Maintenance
 from aioqueue.record import Recorder
 from aioqueue.renew import Heartbeat
-from tests.kit import Seen, passed, session, until
+from tests.kit import MakeApp, Seen, passed, session, until
 from tests.postgres import Database
 from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
 
-MakeApp = Callable[..., AioQueue]
 NEVER = WorkerSettings(poll=3600)
 """A poll that cannot be what starts a job within the test."""
-
-
-@pytest.fixture
-def seen() -> Seen:
-    return Seen()
-
-
-@pytest.fixture
-def make_app(worker_dsn: str, schema: str, seen: Seen) -> MakeApp:
-    def make(**settings: Any) -> AioQueue:
-        app = AioQueue(worker_dsn, schema=schema, observers=[seen], **settings)
-
-        @app.task(name="add")
-        async def add(a: int, b: int = 1) -> int:
-            return a + b
-
-        return app
-
-    return make
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ CREATE OR REPLACE FUNCTION aioqueue.rescue(p_worker bigint, p_limit integer) RET
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
-    w bigint; was_dead boolean; r aioqueue.live; lost integer; attempts_left boolean;
+    w bigint; was_dead boolean; r aioqueue.live;
 BEGIN
     PERFORM pg_current_xact_id();
     SELECT k.id, k.dead INTO w, was_dead FROM aioqueue.worker k
