@@ -31,10 +31,10 @@ from .errors import (
     TransactionViolation,
     UnknownTask,
 )
-from .job import Job, JobState, JobStatus
+from .job import Job, JobFacts, JobState, JobStatus
 from .outcome import Cancel, RetryIn, Snooze
 from .retry import Retry
-from .settings import LeaseSettings, LimitSettings, PoolSettings, Settings, WorkerSettings
+from .settings import LeaseSettings, LimitSettings, PoolSettings, Settings, TenantSettings, WorkerSettings
 from .task import BoundTask, Task
 from .version import VERSION as __version__
 
@@ -55,6 +55,7 @@ __all__ = [
     "JobCancelled",
     "JobContext",
     "JobError",
+    "JobFacts",
     "JobFailed",
     "JobNotFound",
     "JobState",
@@ -76,6 +77,7 @@ __all__ = [
     "Snooze",
     "Task",
     "TaskDefinitionError",
+    "TenantSettings",
     "TimeLimitExceeded",
     "TransactionAborted",
     "TransactionViolation",

@@ -38,6 +38,7 @@ from .settings import (
     LimitSettings,
     PoolSettings,
     Settings,
+    TenantSettings,
     WorkerSettings,
 )
 from .store import Store
@@ -63,7 +64,7 @@ class AioQueue(Enqueuing):
         dsn: str | None = None,
         *,
         schema: str = DEFAULT_SCHEMA,
-        tenant_setting: str = "app.tenant",
+        tenants: TenantSettings | None = None,
         pool: PoolSettings | None = None,
         lease: LeaseSettings | None = None,
         limits: LimitSettings | None = None,
@@ -75,7 +76,7 @@ class AioQueue(Enqueuing):
         super().__init__()
         self.settings = Settings(
             schema=schema,
-            tenant_setting=tenant_setting,
+            tenants=tenants or TenantSettings(),
             pool=pool or PoolSettings(),
             lease=lease or LeaseSettings(),
             limits=limits or LimitSettings(),

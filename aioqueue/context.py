@@ -8,75 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from datetime import datetime
 from typing import Any, LiteralString
-from uuid import UUID
 
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Composed
 
-from .job import Claimed
+from .job import Claimed, JobFacts
 
 Query = LiteralString | SQL | Composed
 Parameters = Sequence[Any] | Mapping[str, Any] | None
 
 
-class _JobFacts:
-    """Read-only facts about the running job."""
-
-    __slots__ = ("_job",)
-
-    def __init__(self, job: Claimed) -> None:
-        self._job = job
-
-    @property
-    def job_id(self) -> UUID:
-        """The job's id."""
-        return self._job.job_id
-
-    @property
-    def task(self) -> str:
-        """The task's name."""
-        return self._job.task
-
-    @property
-    def queue(self) -> str:
-        """The job's queue."""
-        return self._job.queue
-
-    @property
-    def priority(self) -> int:
-        """−2 to 2; higher runs first."""
-        return self._job.priority
-
-    @property
-    def tenant(self) -> str | None:
-        """The job's tenant, or None."""
-        return self._job.tenant
-
-    @property
-    def attempt(self) -> int:
-        """The number of this claim, from 1; it never goes back."""
-        return self._job.attempt
-
-    @property
-    def spared(self) -> int:
-        """Claims that are not held against the job."""
-        return self._job.spared
-
-    @property
-    def max_attempts(self) -> int:
-        """The job is dead when attempt − spared reaches this and fails."""
-        return self._job.max_attempts
-
-    @property
-    def created_at(self) -> datetime:
-        """When the job was enqueued, by the database's clock."""
-        return self._job.created_at
-
-
-class JobContext(_JobFacts):
+class JobContext(JobFacts):
     """Given to a task that holds nothing: no connection and no transaction is kept for it."""
 
     __slots__ = ("_open", "_should_stop")
@@ -105,7 +49,7 @@ class JobContext(_JobFacts):
         return self._should_stop()
 
 
-class JobTransaction(_JobFacts):
+class JobTransaction(JobFacts):
     """A transaction with the job's tenant set locally.
 
     As the first parameter of a task it is the job's own: its commit records the job as succeeded, both or neither.

@@ -113,6 +113,60 @@ class Claimed:
         return self.attempt - self.spared
 
 
+class JobFacts:
+    """What is known of a running job: read-only, and the base of what a task is given."""
+
+    __slots__ = ("_job",)
+
+    def __init__(self, job: Claimed) -> None:
+        self._job = job
+
+    @property
+    def job_id(self) -> UUID:
+        """The job's id."""
+        return self._job.job_id
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self._job.task
+
+    @property
+    def queue(self) -> str:
+        """The job's queue."""
+        return self._job.queue
+
+    @property
+    def priority(self) -> int:
+        """−2 to 2; higher runs first."""
+        return self._job.priority
+
+    @property
+    def tenant(self) -> str | None:
+        """The job's tenant, or None."""
+        return self._job.tenant
+
+    @property
+    def attempt(self) -> int:
+        """The number of this claim, from 1; it never goes back."""
+        return self._job.attempt
+
+    @property
+    def spared(self) -> int:
+        """Claims that are not held against the job."""
+        return self._job.spared
+
+    @property
+    def max_attempts(self) -> int:
+        """The job is dead when attempt − spared reaches this and fails."""
+        return self._job.max_attempts
+
+    @property
+    def created_at(self) -> datetime:
+        """When the job was enqueued, by the database's clock."""
+        return self._job.created_at
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptError:
     """Why one attempt did not succeed, as it stands in its row."""

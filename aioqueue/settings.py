@@ -6,9 +6,11 @@ Durations are seconds as float, or a timedelta where a user may give one; sizes 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .errors import ConfigurationError
+from .job import JobFacts
 
 DEFAULT_SCHEMA = "aioqueue"
 DEFAULT_QUEUE = "default"
@@ -164,14 +166,44 @@ class WorkerSettings:
         parse_queues(self.queues)
 
 
+def check_setting_name(option: str, name: object) -> str:
+    """Return the name of a setting of the application, or raise ConfigurationError; PostgreSQL wants a dot in it."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)+", name):
+        raise ConfigurationError(f"{option}: expected a setting's name with a dot such as 'app.tenant', got {name!r}")
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantSettings:
+    """How a job's tenant, and what else policies go by, is brought into each of its transactions (docs/tenants.md)."""
+
+    setting: str = "app.tenant"
+    """Name of the setting that carries the tenant; row-level security policies read it. Empty for a job without one."""
+    values: Callable[[JobFacts], Mapping[str, str]] | None = None
+    """Further settings of a job's transaction by name, made of its facts; called before each, so it must be quick."""
+    role: str | Callable[[JobFacts], str | None] | None = None
+    """Role that user code runs as (SET LOCAL ROLE); the worker's role must be a member of it. None: the worker's own."""
+    required: bool = False
+    """Whether an enqueue without a tenant is refused, unless its task says otherwise (`require_tenant=`)."""
+    strict_rls: bool = False
+    """Whether a worker refuses to start where policies would not isolate its jobs; otherwise it warns."""
+
+    def __post_init__(self) -> None:
+        check_setting_name("tenants setting", self.setting)
+        _check(self.values is None or callable(self.values), f"tenants values: expected a function, got {self.values!r}")
+        _check(
+            self.role is None or (bool(self.role.strip()) if isinstance(self.role, str) else callable(self.role)),
+            f"tenants role: expected a role's name or a function, got {self.role!r}",
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings of an app."""
 
     schema: str = DEFAULT_SCHEMA
     """PostgreSQL schema that holds the queue."""
-    tenant_setting: str = "app.tenant"
-    """Name of the setting that carries the tenant into a job's transaction; row-level security policies read it."""
+    tenants: TenantSettings = field(default_factory=TenantSettings)
     pool: PoolSettings = field(default_factory=PoolSettings)
     lease: LeaseSettings = field(default_factory=LeaseSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
@@ -179,7 +211,3 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_schema_name(self.schema)
-        _check(
-            bool(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)+", self.tenant_setting)),
-            f"tenant_setting: expected a name with a dot such as 'app.tenant', got {self.tenant_setting!r}",
-        )

@@ -57,7 +57,7 @@ class OpenTransaction:
         limit = f"{max(1, int(seconds * 1000))}ms"
         rollback = self._settings.limits.rollback
         values = {
-            self._settings.tenant_setting: self._job.tenant or "",
+            self._settings.tenants.setting: self._job.tenant or "",
             MARKER: self._marker,
             "row_security": "on",
             "statement_timeout": limit,
@@ -79,7 +79,7 @@ class OpenTransaction:
         """
         error = await self._end(
             lambda: self._store.finish(
-                self._conn, self._job, marker=self._marker, setting=self._settings.tenant_setting, result=result
+                self._conn, self._job, marker=self._marker, setting=self._settings.tenants.setting, result=result
             )
         )
         if error is not None and await self._read_back() != "succeeded":
@@ -88,7 +88,7 @@ class OpenTransaction:
     async def confirm(self) -> None:
         """Check that the job is still this worker's, and commit; raises as `finish` does."""
         error = await self._end(
-            lambda: self._store.confirm(self._conn, self._job, marker=self._marker, setting=self._settings.tenant_setting)
+            lambda: self._store.confirm(self._conn, self._job, marker=self._marker, setting=self._settings.tenants.setting)
         )
         if error is not None:
             raise error

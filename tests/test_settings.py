@@ -13,6 +13,7 @@ from aioqueue.settings import (
     LimitSettings,
     PoolSettings,
     Settings,
+    TenantSettings,
     WorkerSettings,
     check_name,
     check_schema_name,
@@ -100,8 +101,11 @@ class TestQueues:
         (WorkerSettings, {"claim_batch": 0}, "claim_batch"),
         (WorkerSettings, {"tick": 2.0}, "tick"),
         (WorkerSettings, {"tick": 0}, "tick"),
-        (Settings, {"tenant_setting": "tenant"}, "tenant_setting"),
-        (Settings, {"tenant_setting": "app.tenant; drop"}, "tenant_setting"),
+        (TenantSettings, {"setting": "tenant"}, "tenants setting"),
+        (TenantSettings, {"setting": "app.tenant; drop"}, "tenants setting"),
+        (TenantSettings, {"values": {"app.user": "1"}}, "tenants values"),
+        (TenantSettings, {"role": " "}, "tenants role"),
+        (TenantSettings, {"role": 7}, "tenants role"),
     ],
 )
 def test_refused(kind: type[Any], wrong: dict[str, Any], about: str) -> None:
