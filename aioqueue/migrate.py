@@ -25,7 +25,7 @@ CLIENT_FUNCTIONS = (
 )  # fmt: skip
 WORKER_FUNCTIONS = (
     *CLIENT_FUNCTIONS, "claim", "tick", "promote", "record", "finish", "confirm", "register_worker", "beat", "resign",
-    "rescue", "rescue_orphans", "scrub", "lane", "read_back",
+    "rescue", "rescue_orphans", "scrub", "lane", "read_back", "make_ranges", "prune_range", "prune_default",
     "unknown_claims",
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 from psycopg import AsyncConnection
 
+from aioqueue import migrate
 from aioqueue.store import Store
 from tests.postgres import Database
 from tests.sql.engine import Session
@@ -51,3 +52,20 @@ async def three(connect: Connect) -> Session:
 async def guest(connect: Connect) -> Session:
     """As the client role."""
     return await connect("client")
+
+
+@pytest.fixture
+async def own(fresh_database: Callable[[], Database], schema: str) -> AsyncIterator[Connect]:
+    """As `connect`, to a migrated database of the test's own, for what changes the tables themselves."""
+    database = fresh_database()
+    await migrate.migrate(database.dsn("owner"), schema=schema)
+    for kind in ("worker", "client"):
+        await migrate.grant(database.dsn("owner"), schema=schema, role=f"aioqueue_{kind}", kind=kind)
+    async with AsyncExitStack() as stack:
+
+        async def open_session(role: str) -> Session:
+            conn = await AsyncConnection.connect(database.dsn(role), autocommit=True)
+            stack.push_async_callback(conn.close)
+            return Session(conn, Store(schema))
+
+        yield open_session
