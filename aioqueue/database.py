@@ -1,7 +1,7 @@
 """The one pool of a process, with two connections kept back for the runtime, and a deadline on every call of the runtime.
 
 A deadline shuts the connection's socket, which returns at once also against a server that hangs; cancelling the call would
-wait for the server. Opens no transaction and runs no statement of its own.
+wait for the server. Finds out whether a pooler stands between; opens no transaction and runs no statement of its own besides.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection, Connection
+from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from .connection import SESSION, PoolConnection, SharedConnection, refuses_options, sever, through_pooler
 from .errors import AioQueueError, ConfigurationError
 from .settings import PoolSettings
 from .shares import Shares
@@ -29,20 +28,14 @@ POOL = "aioqueue"
 POOL_LOGGER = logging.getLogger("psycopg.pool")
 RESERVED = 2
 """Connections that are the runtime's; callers get one of them while jobs have all the others."""
-CANCEL_SECONDS = 1.0
-"""Seconds that a cancelled call waits for the server to end its statement."""
 
-# What RESET ALL returns to. row_security off: a policy on our own tables is an error, not an empty queue. The keepalives and
-# the check of the client let a vanished host's locks go in 11-20 s; PostgreSQL's own defaults take two hours.
-SESSION = {
-    "statement_timeout": "5s",
-    "lock_timeout": "2s",
-    "row_security": "off",
+# What RESET ALL returns to, with what the runtime's statements run under. With the check of the client these let a vanished
+# host's locks go in 11-20 s; PostgreSQL's own defaults take two hours.
+KEEPALIVES = {
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "3",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "15000",
-    "client_connection_check_interval": "5s",
 }
 # Whatever the role, the database or the DSN says: a claim looks anew where another was first, and a tick's snapshot is its last.
 ISOLATION = "-c default_transaction_isolation=read\\ committed"
@@ -56,29 +49,21 @@ CLIENT = {
 }
 
 
-def connection_string(dsn: str) -> str:
+def connection_string(dsn: str, *, pooler: bool = False) -> str:
     """Add the runtime's values to a DSN; what the DSN says itself wins, isolation level and encoding apart.
 
-    Raises ConfigurationError for one that libpq refuses.
+    To a `pooler` no options of ours are sent: connection.py sets them. Raises ConfigurationError for one that libpq refuses.
     """
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:
         raise ConfigurationError(f"the DSN is not one that PostgreSQL understands: {error}") from None
-    options = [f"-c {name}={value}" for name, value in SESSION.items()]
+    if pooler:
+        return make_conninfo("", **{**CLIENT, **given, "client_encoding": "UTF8"})
+    options = [f"-c {name}={value}" for name, value in {**SESSION, **KEEPALIVES}.items()]
     if "options" in given:
         options.append(str(given.pop("options")))
     return make_conninfo("", **{**CLIENT, **given, "client_encoding": "UTF8", "options": " ".join([*options, ISOLATION])})
-
-
-def sever(conn: AsyncConnection[Any] | Connection[Any]) -> None:
-    """Shut the connection's socket: whoever waits on it gets an OperationalError at once. Never blocks, never raises."""
-    with contextlib.suppress(OSError, psycopg.Error):
-        duplicate = socket.socket(fileno=os.dup(conn.fileno()))
-        try:
-            duplicate.shutdown(socket.SHUT_RDWR)
-        finally:
-            duplicate.close()
 
 
 @contextlib.asynccontextmanager
@@ -108,37 +93,16 @@ class NoFreeConnection(AioQueueError):
     """A job got no connection for its transaction; user code has not begun."""
 
 
-class PoolConnection(AsyncConnection[TupleRow]):
-    """A connection whose cancelled calls end soon: psycopg's own would wait up to 10 s for a server that hangs."""
-
-    _severing: asyncio.TimerHandle | None = None
-
-    async def wait(self, *args: Any, **options: Any) -> Any:
-        """Wait for the server, as psycopg does."""
-        try:
-            return await super().wait(*args, **options)
-        finally:
-            if self._severing is not None:
-                self._severing.cancel()
-                self._severing = None
-
-    async def _try_cancel(self, *, timeout: float = CANCEL_SECONDS) -> None:
-        # psycopg calls it when a wait is cancelled, and then waits for the statement's end.
-        self._severing = asyncio.get_running_loop().call_later(CANCEL_SECONDS, sever, self)
-        with contextlib.suppress(psycopg.Error, OSError):
-            await self.cancel_safe(timeout=min(timeout, CANCEL_SECONDS))
-
-
 class _Connector:
     """Opens the pool's connections, and remembers why the server refuses them: a pool says only that it waited in vain."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: type[PoolConnection] = PoolConnection) -> None:
         self.refusal: psycopg.Error | None = None
         """Why the last attempt failed; None after one that succeeded."""
         self._said = False
         connector = self
 
-        class Remembering(PoolConnection):
+        class Remembering(base):  # type: ignore[valid-type, misc]
             @classmethod
             async def connect(cls, *args: Any, **options: Any) -> Any:
                 try:
@@ -166,9 +130,13 @@ class _Connector:
 class Database:
     """The pool of one app: `runtime()` for a worker's loops, `for_job()` for jobs' transactions, `for_caller()` for all else."""
 
-    def __init__(self, dsn: str, settings: PoolSettings) -> None:
+    def __init__(self, dsn: str, settings: PoolSettings, *, listen_dsn: str | None = None) -> None:
         self.settings = settings
         self.conninfo = connection_string(dsn)
+        self.pooler = False
+        """Whether a pooler stands between; `connect` finds out."""
+        self._dsn = dsn
+        self._direct = None if listen_dsn is None else connection_string(listen_dsn)
         self._pool: AsyncConnectionPool[PoolConnection] | None = None
         self._shares = Shares(settings.size - RESERVED)
         self._lent: set[AsyncConnection[TupleRow]] = set()
@@ -184,18 +152,34 @@ class Database:
         return self._pool is not None
 
     @property
+    def of_worker(self) -> int:
+        """Connections of the server that a worker's process takes at most: the pool, its listener, its guard."""
+        return self.settings.size + 2
+
+    @property
     def free_for_jobs(self) -> int:
         """Connections that a job's transaction could have at once."""
         return self._shares.free
 
+    @property
+    def can_listen(self) -> bool:
+        """Whether there is a connection on which LISTEN can be in force: a direct one."""
+        return self._direct is not None or not self.pooler
+
+    @property
+    def own_conninfo(self) -> str:
+        """How listener and guard connect, whose connections are their own: directly where that is possible."""
+        return self._direct or self.conninfo
+
     async def open(self) -> None:
-        """Open the pool without waiting for the server."""
+        """Open the pool without waiting for the server; through a pooler if `connect` has found one."""
         if self._pool is None:
+            prepare = not self.pooler if self.settings.prepare is None else self.settings.prepare
             # reconnect_timeout is short because the pool doubles its pauses up to it; who asks next begins anew.
             pool: AsyncConnectionPool[PoolConnection] = AsyncConnectionPool(
                 self.conninfo,
                 connection_class=self._connector.connection_class,
-                kwargs={"autocommit": True, "prepare_threshold": 1},
+                kwargs={"autocommit": True, "prepare_threshold": 1 if prepare else None},
                 min_size=self.settings.min_size,
                 max_size=self.settings.size,
                 timeout=self.settings.acquire_timeout,
@@ -303,6 +287,33 @@ class Database:
         for conn in self._lent:
             sever(conn)
 
-    async def connect(self) -> AsyncConnection[TupleRow]:
-        """Open one connection outside the pool, for the listener."""
-        return await AsyncConnection.connect(self.conninfo, autocommit=True)
+    async def connect(self) -> PoolConnection:
+        """Open one connection outside the pool, in autocommit. The first one finds out whether a pooler stands between."""
+        if not self.pooler:
+            try:
+                conn = await PoolConnection.connect(self.conninfo, autocommit=True)
+            except psycopg.OperationalError as error:
+                if not refuses_options(error) or not self._meet_pooler():
+                    raise
+            else:
+                try:
+                    pooler = await through_pooler(conn)
+                except BaseException:
+                    await conn.close()
+                    raise
+                if not pooler:
+                    return conn
+                await conn.close()
+                self._meet_pooler()
+        return await SharedConnection.connect(self.conninfo, autocommit=True, prepare_threshold=None)
+
+    def _meet_pooler(self) -> bool:
+        """Send a pooler none of our options; whether that changes anything: what the DSN itself asks for is left in."""
+        self.pooler = True
+        self._connector = _Connector(SharedConnection)
+        before, self.conninfo = self.conninfo, connection_string(self._dsn, pooler=True)
+        return self.conninfo != before
+
+    async def connect_listener(self) -> AsyncConnection[TupleRow]:
+        """Open one connection outside the pool on which LISTEN can be in force; see `can_listen`."""
+        return await AsyncConnection.connect(self.own_conninfo, autocommit=True)

@@ -106,6 +106,7 @@ class Heartbeat:
                 concurrency=self._concurrency,
                 lease=self._settings.lease,
                 tasks=self._tasks,
+                connections=self._database.of_worker,
             )
         self.worker = worker
         self._dead = False

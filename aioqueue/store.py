@@ -52,7 +52,7 @@ _CALLS = {
     "unknown_claims": "SELECT * FROM aioqueue.unknown_claims(%s::bigint, %s::uuid[])",
     "confirm": "SELECT aioqueue.confirm(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer, %s::text, %s::text, %s::text)",
     "register_worker": "SELECT aioqueue.register_worker(%s::bigint, %s::text, %s::integer, %s::text, %s::text[], %s::integer,"
-    " %s::double precision, %s::text::jsonb)",
+    " %s::double precision, %s::text::jsonb, %s::integer)",
     "beat": "SELECT aioqueue.beat(%s::bigint, %s::double precision, %s::integer, %s::text[])",
     "resign": "SELECT aioqueue.resign(%s::bigint)",
     "rescue": "SELECT * FROM aioqueue.rescue(%s::bigint, %s::integer)",
@@ -142,6 +142,11 @@ def new_job_json(job: NewJob) -> str:
     return f'{given[:-1]}, "payload": {job.payload}}}'
 
 
+def jobs_json(jobs: Iterable[NewJob]) -> str:
+    """Return the jobs as enqueue_many takes them."""
+    return "[" + ",".join(map(new_job_json, jobs)) + "]"
+
+
 class Store:
     """The operations, bound to one schema."""
 
@@ -166,8 +171,7 @@ class Store:
 
     async def enqueue_many(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> int:
         """Write the jobs in the connection's transaction and return its XID; see sql/functions/enqueue_many.sql."""
-        text = "[" + ",".join(map(new_job_json, jobs)) + "]"
-        return int(await self._value(conn, "enqueue_many", text))
+        return int(await self._value(conn, "enqueue_many", jobs_json(jobs)))
 
     async def known_tasks(self, conn: AsyncConnection[Any]) -> list[str]:
         """Names of the tasks that workers have registered."""
@@ -320,12 +324,13 @@ class Store:
         concurrency: int,
         lease: float,
         tasks: Sequence[dict[str, object]],
+        connections: int | None = None,
     ) -> None:
-        """Write the worker's row and its tasks' defaults."""
+        """Write the worker's row and its tasks' defaults; `connections`: what it takes of the server's at most."""
         await self.execute(
             conn,
             "register_worker",
-            (worker, host, pid, version, list(queues), concurrency, lease, json.dumps(tasks)),
+            (worker, host, pid, version, list(queues), concurrency, lease, json.dumps(tasks), connections),
         )
 
     async def beat(

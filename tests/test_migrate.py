@@ -19,6 +19,7 @@ from tests.postgres import Database, Server
 
 pytestmark = pytest.mark.anyio
 ODD = 'My "Jobs'
+ALL = tuple(f"{m.version:04d}_{m.name}" for m in migrations())
 Create = Callable[[], Database]
 
 
@@ -56,7 +57,7 @@ async def test_an_empty_database_gets_everything_and_a_second_run_changes_nothin
     database = fresh_database()
     async with connected(database) as conn:
         before = await migrate.status(conn, schema="aioqueue")
-        assert (before.version, before.serves, before.fits, before.pending) == (0, 0, False, ("0001_initial",))
+        assert (before.version, before.serves, before.fits, before.pending) == (0, 0, False, ALL)
     assert (await migrate.migrate(database.dsn("owner"))).version == 0
     again = await migrate.migrate(database.dsn("owner"))
     assert (again.version, again.pending, again.fits) == (migrate.code_version(), (), True)
@@ -73,7 +74,7 @@ async def test_twenty_processes_at_once(fresh_database: Create, level: str) -> N
     async with connected(database) as conn:
         await conn.execute(f"ALTER DATABASE {database.name} SET default_transaction_isolation = '{level}'".encode())
     befores = await asyncio.gather(*(migrate.migrate(database.dsn("owner")) for _ in range(20)))
-    assert sorted(before.version for before in befores) == [0] + [1] * 19
+    assert sorted(before.version for before in befores) == [0] + [migrate.code_version()] * 19
     assert await count(database, "aioqueue") == (len(functions()), len(migrations()))
 
 
@@ -251,7 +252,7 @@ async def test_a_later_migration_gives_new_functions_to_the_roles_that_hold_righ
         await conn.execute("REVOKE EXECUTE ON FUNCTION aioqueue.beat, aioqueue.job_status FROM aioqueue_worker, aioqueue_client")
     later = Migration(migrate.code_version() + 1, 1, "later", "-- serves: 1\nSELECT 1;")
     monkeypatch.setattr(migrate, "migrations", lambda: (*migrations(), later))
-    assert (await migrate.migrate(dsn)).pending == ("0002_later",)
+    assert (await migrate.migrate(dsn)).pending == (f"{later.version:04d}_later",)
     async with connected(database) as conn:
         cursor = await conn.execute(
             "SELECT r, f, has_function_privilege(r, ('aioqueue.' || f)::regproc, 'EXECUTE')"

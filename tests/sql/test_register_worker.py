@@ -22,6 +22,15 @@ async def test_the_worker_and_its_tasks_stand_in_their_tables(boss: Session, one
     ]  # fmt: skip
 
 
+async def test_what_it_takes_of_the_servers_connections_and_as_whom(boss: Session, one: Session) -> None:
+    await one.register(1)
+    assert await boss.rows("SELECT connections, role FROM aioqueue.worker") == [(None, "aioqueue_worker")]
+    await one.store.register_worker(
+        one.conn, worker=2, host="h", pid=1, version="0", queues=["q"], concurrency=1, lease=60, tasks=[], connections=6
+    )
+    assert await boss.value("SELECT connections FROM aioqueue.worker WHERE id = 2") == 6
+
+
 async def test_an_identity_is_used_once(one: Session) -> None:
     worker = await one.register()
     with pytest.raises(psycopg.errors.UniqueViolation):

@@ -1,10 +1,11 @@
 -- register_worker: (nothing) → a living worker, under an identity that the process made; writes what its tasks default to,
 -- and makes jobs that waited for one of these tasks due at once: the first 10,000, which take a moment; the others fall due
 -- by themselves within a minute. Served by scheduled_unknown_task.
+-- p_connections: how many it has of the server's at most; NULL: unknown.
 -- p_tasks: [{"name", "queue", "priority", "max_attempts"}, …]. Task rows are written in name order, and only when changed.
 CREATE OR REPLACE FUNCTION aioqueue.register_worker(
     p_worker bigint, p_host text, p_pid integer, p_version text, p_queues text[], p_concurrency integer,
-    p_lease double precision, p_tasks jsonb
+    p_lease double precision, p_tasks jsonb, p_connections integer DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
@@ -12,8 +13,8 @@ DECLARE at timestamptz;
 BEGIN
     PERFORM pg_current_xact_id();
     at := clock_timestamp();
-    INSERT INTO aioqueue.worker (id, host, pid, version, queues, concurrency, started_at, beat_at, lease_until)
-    VALUES (p_worker, p_host, p_pid, p_version, p_queues, p_concurrency, at, at, at + make_interval(secs => p_lease));
+    INSERT INTO aioqueue.worker (id, host, pid, version, queues, concurrency, connections, role, started_at, beat_at, lease_until)
+    VALUES (p_worker, p_host, p_pid, p_version, p_queues, p_concurrency, p_connections, session_user, at, at, at + make_interval(secs => p_lease));
     INSERT INTO aioqueue.task AS t (name, queue, priority, max_attempts, seen_at)
     SELECT e.name, e.queue, e.priority, e.max_attempts, at
       FROM jsonb_to_recordset(p_tasks) AS e (name text, queue text, priority smallint, max_attempts integer) ORDER BY e.name
