@@ -19,13 +19,12 @@ from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
 from . import embedded, migrate
-from .context import JobTransaction, current_job
 from .database import Database
-from .dsn import find_dsn, no_dsn
-from .enqueue import Enqueuing
-from .errors import AppNotOpen, ConfigurationError, InvalidOption, JobNotFound
+from .dsn import find_dsn, find_listen_dsn, no_dsn
+from .enqueue import Enqueuing, as_seen_here
+from .errors import AppNotOpen, ConfigurationError, InvalidOption
 from .events import Observer, Observers
-from .job import Job, JobState, JobStatus
+from .job import Job, JobStatus
 from .keep import outlast
 from .listen import Kind
 from .options import check_tenant
@@ -37,6 +36,7 @@ from .settings import (
     LeaseSettings,
     LimitSettings,
     PoolSettings,
+    RetentionSettings,
     Settings,
     TenantSettings,
     WorkerSettings,
@@ -55,7 +55,8 @@ class AioQueue(Enqueuing):
     """A job queue on PostgreSQL.
 
     `dsn`: where none is given, AIOQUEUE_DSN, DATABASE_URL, PG*, then the embedded server in `data_dir` (default
-    `.aioqueue`). `auto_migrate` brings the schema up to date when the app is opened; otherwise a schema that does not fit
+    `.aioqueue`). `listen_dsn`: a direct way to the same database for wake-ups, where `dsn` leads through a pooler in transaction
+    mode (default: AIOQUEUE_LISTEN_DSN, then `dsn`). `auto_migrate` brings the schema up to date when the app is opened; otherwise a schema that does not fit
     is a SchemaError. All settings have defaults; see aioqueue.settings.
     """
 
@@ -63,12 +64,14 @@ class AioQueue(Enqueuing):
         self,
         dsn: str | None = None,
         *,
+        listen_dsn: str | None = None,
         schema: str = DEFAULT_SCHEMA,
         tenants: TenantSettings | None = None,
         pool: PoolSettings | None = None,
         lease: LeaseSettings | None = None,
         limits: LimitSettings | None = None,
         worker: WorkerSettings | None = None,
+        retention: RetentionSettings | None = None,
         auto_migrate: bool = False,
         data_dir: Path | str | None = None,
         observers: Iterable[Observer] = (),
@@ -81,9 +84,11 @@ class AioQueue(Enqueuing):
             lease=lease or LeaseSettings(),
             limits=limits or LimitSettings(),
             worker=worker or WorkerSettings(),
+            retention=retention or RetentionSettings(),
         )
         self.observers = Observers(observers)
         self._dsn = dsn
+        self._listen_dsn = listen_dsn
         self._auto_migrate = auto_migrate
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._store = Store(schema)
@@ -103,6 +108,11 @@ class AioQueue(Enqueuing):
     def dsn(self) -> str | None:
         """The DSN that the app was given; None: it looks for one when it is opened."""
         return self._dsn
+
+    @property
+    def listen_dsn(self) -> str | None:
+        """The DSN that the app was given for wake-ups."""
+        return self._listen_dsn
 
     @property
     def data_dir(self) -> Path | None:
@@ -207,27 +217,11 @@ class AioQueue(Enqueuing):
 
     async def wait_result(self, job: Job[Any], timeout: float | None) -> Any:
         """Wait for a job's end; see `Job.result`."""
-        return await self.services("result()").reader.wait(_as_seen_here(job), timeout)
+        return await self.services("result()").reader.wait(as_seen_here(job), timeout)
 
     async def job_status(self, job: Job[Any]) -> JobStatus:
         """Read a job's state; see `Job.status`."""
-        return await self.services("status()").reader.status(_as_seen_here(job))
-
-    async def cancel_job(self, job: Job[Any]) -> JobState:
-        """Cancel a job; see `Job.cancel`. Inside a job's own transaction it joins that."""
-        running = current_job.get()
-        tenant = _as_seen_here(job).tenant
-        if isinstance(running, JobTransaction):
-            state = await self._store.cancel_job(running.connection, job.id, tenant=tenant)
-        else:
-            services = self.services("cancel()")
-            async with services.database.for_caller() as conn:
-                state = await self._store.cancel_job(conn, job.id, tenant=tenant)
-            for kind in ("ready", "done"):
-                services.notifier.hint(kind)
-        if state is None:
-            raise JobNotFound(job.id)
-        return state
+        return await self.services("status()").reader.status(as_seen_here(job))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -241,6 +235,14 @@ class AioQueue(Enqueuing):
         """What gives hints; None while the app is closed, or is open in another process or on another loop."""
         services = self._services
         return services.notifier if services is not None and services.usable else None
+
+    def tell(self, call: Callable[[Notifier], None]) -> bool:
+        """Have the notifier told something, from whatever thread; False: the app is not open in this process."""
+        services = self._services
+        if services is None or services.inherited:
+            return False
+        services.tell(call)
+        return True
 
     @property
     def database(self) -> Database:
@@ -295,7 +297,13 @@ class AioQueue(Enqueuing):
             )
         try:
             dsn = await self._find_database()
-            self._services = await Services.open(dsn, self._store, self.settings, self.observers)
+            self._services = await Services.open(
+                dsn,
+                self._store,
+                self.settings,
+                self.observers,
+                listen_dsn=None if self._server else find_listen_dsn(self._listen_dsn),
+            )
         except BaseException:
             self._leave_server()
             raise
@@ -336,8 +344,9 @@ class AioQueue(Enqueuing):
 
     @property
     def listening(self) -> bool:
-        """Whether LISTEN is in force."""
-        return self.services("a worker").listener.connected
+        """Whether LISTEN is in force, or cannot be: behind a pooler without a `listen_dsn`."""
+        services = self.services("a worker")
+        return services.listener.connected or not services.database.can_listen
 
     def hint(self, kind: Kind) -> None:
         """Say that there may be work, or that jobs have ended; nobody is told by an app that is closed."""
@@ -351,14 +360,6 @@ class AioQueue(Enqueuing):
     def off_ready(self, callback: Callable[[], None]) -> None:
         """Stop calling back."""
         self.services("a worker").listener.unsubscribe("ready", callback)
-
-
-def _as_seen_here(job: Job[R]) -> Job[R]:
-    """Return the handle as the running job may use it: without a tenant of its own, for that job's tenant only."""
-    running = current_job.get()
-    if running is None or job.tenant is not None or job.leaves_tenant:
-        return job
-    return job.of_tenant(running.tenant)
 
 
 __all__ = ["AioQueue", "BoundTask", "RunningWorker"]

@@ -18,8 +18,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from .connection import SESSION, PoolConnection, SharedConnection, refuses_options, sever, through_pooler
 from .errors import AioQueueError, ConfigurationError
+from .pooler import SESSION, PoolConnection, SharedConnection, refuses_options, sever, through_pooler
 from .settings import PoolSettings
 from .shares import Shares
 
@@ -135,7 +135,7 @@ class Database:
         self.conninfo = connection_string(dsn)
         self.pooler = False
         """Whether a pooler stands between; `connect` finds out."""
-        self._dsn = dsn
+        self._dsn, self._listen_dsn = dsn, listen_dsn
         self._direct = None if listen_dsn is None else connection_string(listen_dsn)
         self._pool: AsyncConnectionPool[PoolConnection] | None = None
         self._shares = Shares(settings.size - RESERVED)
@@ -165,6 +165,11 @@ class Database:
     def can_listen(self) -> bool:
         """Whether there is a connection on which LISTEN can be in force: a direct one."""
         return self._direct is not None or not self.pooler
+
+    @property
+    def listens_apart(self) -> bool:
+        """Whether listener and guard have a DSN of their own."""
+        return self._direct is not None
 
     @property
     def own_conninfo(self) -> str:
@@ -313,6 +318,31 @@ class Database:
         self._connector = _Connector(SharedConnection)
         before, self.conninfo = self.conninfo, connection_string(self._dsn, pooler=True)
         return self.conninfo != before
+
+    async def doubt_listener(self, conn: AsyncConnection[TupleRow]) -> str | None:
+        """Say what is wrong with the way of listener and guard, beside `conn`; None: nothing, or nobody answers for now."""
+        try:
+            own = await self._connect_own()
+        except psycopg.OperationalError:
+            return None  # listener and guard try again, and say so
+        try:
+            where = "SELECT pg_catalog.current_database(), pg_catalog.pg_postmaster_start_time()"
+            if await (await own.execute(where)).fetchone() != await (await conn.execute(where)).fetchone():
+                return "it leads to another database, whose wake-ups are not ours"
+            if await through_pooler(own):
+                return "it leads through a pooler as well; unless that is in session mode there are no wake-ups"
+        finally:
+            await own.close()
+        return None
+
+    async def _connect_own(self) -> AsyncConnection[TupleRow]:
+        try:
+            return await self.connect_listener()
+        except psycopg.OperationalError as error:
+            if self._listen_dsn is None or not refuses_options(error):
+                raise
+        self._direct = connection_string(self._listen_dsn, pooler=True)
+        return await self.connect_listener()
 
     async def connect_listener(self) -> AsyncConnection[TupleRow]:
         """Open one connection outside the pool on which LISTEN can be in force; see `can_listen`."""

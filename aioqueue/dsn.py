@@ -20,10 +20,20 @@ def find_dsn(given: str | None = None, environ: Mapping[str, str] | None = None)
     environ = os.environ if environ is None else environ
     dsn = given or environ.get("AIOQUEUE_DSN") or environ.get("DATABASE_URL")
     if dsn:
-        return re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn)
+        return _without_driver(dsn)
     if any(environ.get(name) for name in ("PGHOST", "PGHOSTADDR", "PGDATABASE", "PGSERVICE", "PGPORT", "PGUSER")):
         return ""  # libpq reads the rest from the environment
     return None
+
+
+def find_listen_dsn(given: str | None = None, environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the DSN for wake-ups, from AIOQUEUE_LISTEN_DSN where none is given; None: the one for all else."""
+    dsn = given or (os.environ if environ is None else environ).get("AIOQUEUE_LISTEN_DSN")
+    return _without_driver(dsn) if dsn else None
+
+
+def _without_driver(dsn: str) -> str:
+    return re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn)
 
 
 def no_dsn() -> ConfigurationError:

@@ -126,6 +126,13 @@ class JobsRescued(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class JobsPruned(Event):
+    """Ended jobs older than the retention were deleted."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class DatabaseLost(Event):
     """A loop lost the database; said once per outage and loop."""
 
@@ -144,6 +151,13 @@ class DatabaseRecovered(Event):
 @dataclass(frozen=True, slots=True)
 class ListenerConnected(Event):
     """LISTEN is in force (again)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolerFound(Event):
+    """A pooler stands between the app and the database; `listening`: a `listen_dsn` brings wake-ups all the same."""
+
+    listening: bool
 
 
 Observer = Callable[[Event], None]

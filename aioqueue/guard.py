@@ -25,10 +25,10 @@ from psycopg.conninfo import conninfo_to_dict
 
 from .attempt import Run
 from .clock import clock
-from .database import sever
 from .events import LoopBlocked, Observers
 from .job import Claimed
 from .outcome import Failed
+from .pooler import sever
 from .settings import LeaseSettings, LimitSettings
 from .store import LOCKED, Store
 

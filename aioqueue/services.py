@@ -7,6 +7,7 @@ and awaited in `close`, so that an app can be opened in a test's fixture. Of one
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -14,13 +15,17 @@ from typing import Any
 from . import migrate
 from .database import Database, deadline
 from .errors import ConfigurationError
-from .events import Observers
+from .events import Observers, PoolerFound, logger
 from .keep import keep_running
 from .listen import Listener
 from .result import ResultReader
 from .settings import Settings
 from .store import Store
 from .wakeup import Notifier
+
+POOLER = "a pooler stands between this process and the database: "
+LISTENS = "no session state, no prepared statements; wake-ups come through listen_dsn, beside a look every %g s"
+POLLS = "no session state, no prepared statements, no wake-ups but a look every %g s; listen_dsn, a direct way, brings them"
 
 
 class Services:
@@ -32,16 +37,25 @@ class Services:
         self._pid = os.getpid()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.notifier = Notifier(database, store)
-        self._listener = Listener(database.connect, schema=settings.schema, observers=observers)
-        self._reader = ResultReader(database, store, self._listener, self.notifier, poll=settings.worker.poll)
+        self._listener = Listener(database.connect_listener, schema=settings.schema, observers=observers)
+        self._reader = ResultReader(
+            database, store, self._listener, self.notifier, poll=settings.worker.poll, keep=settings.retention.succeeded_seconds
+        )
         self._serve("notifier", self.notifier.run)
 
     @classmethod
-    async def open(cls, dsn: str, store: Store, settings: Settings, observers: Observers) -> Services:
+    async def open(
+        cls, dsn: str, store: Store, settings: Settings, observers: Observers, *, listen_dsn: str | None = None
+    ) -> Services:
         """Look at the schema and open the pool. Raises SchemaError, psycopg.OperationalError."""
-        database = Database(dsn, settings.pool)
+        database = Database(dsn, settings.pool, listen_dsn=listen_dsn)
         async with await database.connect() as conn, deadline(conn, settings.pool.deadline):
             await migrate.check(conn, schema=settings.schema)
+            if database.listens_apart and (doubt := await database.doubt_listener(conn)):
+                logger.warning("listen_dsn: %s", doubt)
+        if database.pooler:
+            logger.warning(POOLER + (LISTENS if database.can_listen else POLLS), settings.worker.poll)
+            observers.emit(PoolerFound(listening=database.can_listen))
         await database.open()
         return cls(database, store, settings, observers)
 
@@ -55,6 +69,18 @@ class Services:
         """Whether they are this process's and this event loop's."""
         return not self.inherited and self._loop is asyncio.get_running_loop()
 
+    def tell(self, call: Callable[[Notifier], None]) -> None:
+        """Have the notifier told something in the event loop's thread: at once if this is it, else soon."""
+        try:
+            here = self._loop is asyncio.get_running_loop()
+        except RuntimeError:
+            here = False
+        if here:
+            call(self.notifier)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to give a hint
+                self._loop.call_soon_threadsafe(call, self.notifier)
+
     @property
     def database(self) -> Database:
         """The pool. Raises ConfigurationError in another process or on another event loop."""
@@ -66,14 +92,15 @@ class Services:
 
     @property
     def listener(self) -> Listener:
-        """The listener; it runs from now on."""
-        self._serve("listener", self._listener.run)
+        """The listener; it runs from now on, unless there is no connection on which it could."""
+        if self._database.can_listen:
+            self._serve("listener", self._listener.run)
         return self._listener
 
     @property
     def reader(self) -> ResultReader:
         """The reader of results; it and the listener run from now on."""
-        self._serve("listener", self._listener.run)
+        _ = self.listener
         self._serve("reader of results", self._reader.run)
         return self._reader
 

@@ -5,9 +5,11 @@ Durations are seconds as float, or a timedelta where a user may give one; sizes 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from .errors import ConfigurationError
 from .job import JobFacts
@@ -18,8 +20,7 @@ DEFAULT_MAX_ATTEMPTS = 5
 NAME_LIMIT = 200
 EMBEDDED_GRACE = 10.0
 """Seconds that a worker inside an application lets its jobs finish; a standalone one has LimitSettings.grace."""
-RETENTION = 7 * 86_400.0
-"""Seconds after which an id that is unknown counts as expired rather than as never there. Nothing is deleted by itself yet."""
+DAY = 86_400.0
 
 
 def _check(condition: bool, message: str) -> None:
@@ -63,6 +64,8 @@ class PoolSettings:
     """Seconds the runtime waits for a connection before it counts as an outage."""
     deadline: float = 10.0
     """Seconds one of the runtime's database calls may take before its connection is shut."""
+    prepare: bool | None = None
+    """Prepare statements on the server; None: unless a pooler stands between (PgBouncer needs 1.21, max_prepared_statements)."""
 
     def __post_init__(self) -> None:
         _check(self.size >= 3, f"pool size: at least 3 (two are kept for the runtime), got {self.size}")
@@ -198,6 +201,40 @@ class TenantSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionSettings:
+    """How long ended jobs are kept, counted from their end; the workers prune them (docs/operations.md)."""
+
+    succeeded: float | timedelta | None = 7 * DAY
+    """Seconds, or a timedelta, that a job that succeeded is kept with its result. None: nothing is ever deleted."""
+    unsuccessful: float | timedelta | None = 30 * DAY
+    """The same for a dead or cancelled job and its attempts; at least as long. None: these are kept for ever."""
+
+    def __post_init__(self) -> None:
+        for name in ("succeeded", "unsuccessful"):
+            value = getattr(self, name)
+            if isinstance(value, timedelta):
+                object.__setattr__(self, name, value.total_seconds())
+        kept, longer = self.succeeded_seconds, self.unsuccessful_seconds
+        _check(kept >= 60, f"retention: a minute at least, got {kept:g} s")
+        _check(longer >= kept, f"retention: unsuccessful jobs stay at least as long as others ({kept:g} s), got {longer:g} s")
+
+    @property
+    def succeeded_seconds(self) -> float:
+        """Seconds that a success is kept; infinite for ever."""
+        return math.inf if self.succeeded is None else float(self.succeeded)  # type: ignore[arg-type]
+
+    @property
+    def unsuccessful_seconds(self) -> float:
+        """Seconds that a dead or cancelled job is kept; infinite for ever."""
+        return math.inf if self.unsuccessful is None else float(self.unsuccessful)  # type: ignore[arg-type]
+
+    @property
+    def width(self) -> float:
+        """Seconds of id time in one partition: about seven while a success is kept, so about ten exist (ENGINE: 30 cost nothing)."""
+        return max(1.0, self.succeeded_seconds / 7)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings of an app."""
 
@@ -208,6 +245,7 @@ class Settings:
     lease: LeaseSettings = field(default_factory=LeaseSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
+    retention: RetentionSettings = field(default_factory=RetentionSettings)
 
     def __post_init__(self) -> None:
         check_schema_name(self.schema)

@@ -18,6 +18,7 @@ from psycopg.rows import TupleRow, dict_row, tuple_row
 
 from .floor import Snapshot
 from .job import PRIORITIES, SUSPECT, AttemptError, Claimed, JobState, JobStatus, NewJob, Position, lane
+from .pooler import execute
 from .settings import check_schema_name
 from .sql import as_sql, statements
 
@@ -38,26 +39,32 @@ LOWEST_ID = UUID(int=0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _CALLS = {
-    "enqueue_many": "SELECT pg_catalog.max(pg_catalog.pg_current_xact_id()::text) FROM aioqueue.enqueue_many(%s::text::jsonb)",
+    # Types by their whole names where user code may have run before: a temporary table of that name would be found first.
+    "enqueue_many": "SELECT pg_catalog.max(pg_catalog.pg_current_xact_id()::pg_catalog.text)"
+    " FROM aioqueue.enqueue_many(%s::pg_catalog.text::pg_catalog.jsonb)",
     "known_tasks": "SELECT aioqueue.known_tasks()",
     "claim": "SELECT * FROM aioqueue.claim(%s::bigint, %s::bigint[], %s::bigint[], %s::uuid[],"
     " %s::integer[], %s::integer[], %s::integer)",
     "tick": "SELECT * FROM aioqueue.tick(%s::bigint, %s::bigint[], %s::bigint[], %s::bigint[], %s::uuid[], %s::bigint[],"
     " %s::timestamptz, %s::timestamptz)",
     "promote": "SELECT aioqueue.promote(%s::timestamptz, %s::integer)",
+    "make_ranges": "SELECT aioqueue.make_ranges(%s::double precision, %s::integer)",
+    "prune_range": "SELECT aioqueue.prune_range(%s::double precision, %s::double precision)",
+    "prune_default": "SELECT aioqueue.prune_default(%s::double precision, %s::double precision, %s::integer)",
     "record": "SELECT * FROM aioqueue.record(%s::bigint, %s::text::jsonb)",
-    "finish": "SELECT aioqueue.finish(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer, %s::text, %s::text, %s::text,"
-    " %s::text::jsonb)",
+    "finish": "SELECT aioqueue.finish(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer,"
+    " %s::pg_catalog.text::pg_catalog.jsonb, %s::pg_catalog.text::pg_catalog.jsonb)",
     "read_back": "SELECT aioqueue.read_back(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer)",
     "unknown_claims": "SELECT * FROM aioqueue.unknown_claims(%s::bigint, %s::uuid[])",
-    "confirm": "SELECT aioqueue.confirm(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer, %s::text, %s::text, %s::text)",
+    "confirm": "SELECT aioqueue.confirm(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer,"
+    " %s::pg_catalog.text::pg_catalog.jsonb)",
     "register_worker": "SELECT aioqueue.register_worker(%s::bigint, %s::text, %s::integer, %s::text, %s::text[], %s::integer,"
     " %s::double precision, %s::text::jsonb, %s::integer)",
     "beat": "SELECT aioqueue.beat(%s::bigint, %s::double precision, %s::integer, %s::text[])",
     "resign": "SELECT aioqueue.resign(%s::bigint)",
     "rescue": "SELECT * FROM aioqueue.rescue(%s::bigint, %s::integer)",
     "rescue_orphans": "SELECT aioqueue.rescue_orphans(%s::integer)",
-    "cancel_job": "SELECT aioqueue.cancel_job(%s::uuid, %s::text)",
+    "cancel_job": "SELECT aioqueue.cancel_job(%s::pg_catalog.uuid, %s::pg_catalog.text)",
     "retry_job": "SELECT aioqueue.retry_job(%s::uuid, %s::text)",
     "read_outcomes": "SELECT * FROM aioqueue.read_outcomes(%s::uuid[], %s::text[])",
     "job_status": "SELECT * FROM aioqueue.job_status(%s::uuid, %s::text)",
@@ -126,6 +133,12 @@ def _array(values: Iterable[object]) -> str:
     return "{" + ",".join("NULL" if value is None else str(value) for value in values) + "}"
 
 
+async def _each(conn: AsyncConnection[Any], call: LiteralString, params: Sequence[str], number: int) -> AsyncCursor[TupleRow]:
+    # Rows are tuples and parameters %s, whatever the caller's own cursors make of them.
+    cursor = AsyncCursor(conn, row_factory=tuple_row)
+    return await cursor.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join([sql.SQL(call)] * number)), params)
+
+
 def new_job_json(job: NewJob) -> str:
     """Return the job as enqueue_many takes it; the payload is JSON text already and is put in as it is."""
     facts = {
@@ -159,10 +172,12 @@ class Store:
     async def execute(self, conn: AsyncConnection[Any], name: str, params: Sequence[object] = ()) -> AsyncCursor[TupleRow]:
         """Run one of the statements; rows are tuples and parameters %s, whatever the caller's own cursors make of them."""
         cursor = AsyncCursor(conn, row_factory=tuple_row)
-        return await cursor.execute(self.sql[name], params)
+        await execute(cursor, self.sql[name], params)
+        return cursor
 
     async def _dicts(self, conn: AsyncConnection[Any], name: str, params: Mapping[str, object]) -> list[dict[str, Any]]:
-        cursor = await conn.cursor(row_factory=dict_row).execute(self.sql[name], params)
+        cursor = conn.cursor(row_factory=dict_row)
+        await execute(cursor, self.sql[name], params)
         return await cursor.fetchall()
 
     async def _value(self, conn: AsyncConnection[Any], name: str, *params: object) -> Any:
@@ -253,22 +268,34 @@ class Store:
         """Make due jobs ready; the number, or −1 when another process is at it."""
         return int(await self._value(conn, "promote", due_from, limit))
 
+    async def make_ranges(self, conn: AsyncConnection[Any], *, width: float, ahead: int) -> int:
+        """Make the partitions of now and of the time to come; the number made."""
+        return int(await self._value(conn, "make_ranges", width, ahead))
+
+    async def prune_range(self, conn: AsyncConnection[Any], *, succeeded: float, unsuccessful: float) -> int | None:
+        """Drop one old partition; the number of jobs dropped, None when none is due. Give it a transaction of its own."""
+        found = await self._value(conn, "prune_range", succeeded, unsuccessful)
+        return None if found is None else int(found)
+
+    async def prune_default(self, conn: AsyncConnection[Any], *, succeeded: float, unsuccessful: float, limit: int) -> int:
+        """Delete old ended jobs that stand in no range; their number."""
+        return int(await self._value(conn, "prune_default", succeeded, unsuccessful, limit))
+
     async def record(self, conn: AsyncConnection[Any], *, worker: int, outcomes: str) -> dict[UUID, str]:
         """Record a batch (JSON text, see sql/functions/record.sql); the new state of each job that was still ours."""
         cursor = await self.execute(conn, "record", (worker, outcomes))
         return dict(await cursor.fetchall())
 
-    async def finish(self, conn: AsyncConnection[Any], job: Claimed, *, marker: str, setting: str, result: str) -> None:
-        """Record success in the job's own transaction; psycopg.Error with SQLSTATE AQ002 or AQ003 when it must not commit."""
-        await self.execute(
-            conn,
-            "finish",
-            (*job.fence, marker, setting, job.tenant or "", result),
-        )
+    async def finish(self, conn: AsyncConnection[Any], job: Claimed, *, expected: Mapping[str, str], result: str) -> None:
+        """Record success in the job's own transaction; psycopg.Error with SQLSTATE AQ002 or AQ003 when it must not commit.
 
-    async def confirm(self, conn: AsyncConnection[Any], job: Claimed, *, marker: str, setting: str) -> None:
-        """Hold the job for this worker until the commit; psycopg.Error with SQLSTATE AQ002 or AQ003."""
-        await self.execute(conn, "confirm", (*job.fence, marker, setting, job.tenant or ""))
+        `expected`: the settings that must be as they were when it began.
+        """
+        await self.execute(conn, "finish", (*job.fence, json.dumps(expected), result))
+
+    async def confirm(self, conn: AsyncConnection[Any], job: Claimed, *, expected: Mapping[str, str]) -> None:
+        """Hold the job for this worker until the commit; psycopg.Error with SQLSTATE AQ002 or AQ003. `expected` as in finish."""
+        await self.execute(conn, "confirm", (*job.fence, json.dumps(expected)))
 
     async def read_back(self, conn: AsyncConnection[Any], job: Claimed) -> str:
         """After a commit without an answer: 'succeeded', 'ours' (it did not commit) or 'lost'."""
@@ -296,21 +323,18 @@ class Store:
             for row in await cursor.fetchall()
         ]
 
-    async def get_setting(self, conn: AsyncConnection[Any], name: str) -> str | None:
-        """Return a setting as the session has it now; None: it has no value."""
-        cursor = AsyncCursor(conn, row_factory=tuple_row)
-        row = await (await cursor.execute("SELECT pg_catalog.current_setting(%s, true)", (name,))).fetchone()
-        return None if row is None else row[0]
+    async def get_settings(self, conn: AsyncConnection[Any], names: Sequence[str]) -> AsyncCursor[TupleRow]:
+        """Read settings as the session has them now, in one row; NULL: it has no value."""
+        return await _each(conn, "pg_catalog.current_setting(%s, true)", names, len(names))
 
-    async def set_local(self, conn: AsyncConnection[Any], values: dict[str, str]) -> None:
-        """Set settings for the current transaction only; keeps the role as it is now, for check_transaction."""
-        calls = sql.SQL(", ").join([sql.SQL("pg_catalog.set_config(%s, %s, true)")] * len(values))
-        await conn.execute(
-            sql.SQL("SELECT pg_catalog.set_config('aioqueue_job.role', pg_catalog.current_setting('role'), true), {}").format(
-                calls
-            ),
-            [part for pair in values.items() for part in pair],
-        )
+    async def set_local(self, conn: AsyncConnection[Any], values: Mapping[str, str]) -> None:
+        """Set settings for the current transaction only, in their order; 'role' among them is SET LOCAL ROLE."""
+        await _each(conn, "pg_catalog.set_config(%s, %s, true)", [part for pair in values.items() for part in pair], len(values))
+
+    async def leave_role(self, conn: AsyncConnection[Any], name: str, role: str) -> None:
+        """Take another role for the rest of the transaction, and keep in setting `name` the one that it was."""
+        await _each(conn, "pg_catalog.set_config(%s, pg_catalog.current_setting('role'), true)", [name], 1)
+        await self.set_local(conn, {"role": role})
 
     async def register_worker(
         self,

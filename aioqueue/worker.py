@@ -4,6 +4,7 @@
     ├── Heartbeat    beats; the last to stop                      renew.py
     ├── Recorder x2  outcomes in batches                          record.py
     ├── Maintenance  tick, promote, rescue                        maintenance/
+    ├── Pruner       partitions of id time: made ahead, dropped   maintenance/prune.py
     ├── Guard        a thread: watches this loop                  guard.py
     ├── Claimer      free slots + wake-up or poll → claim         claim.py
     └── a job each   an asyncio task of its own                   run.py, transaction.py
@@ -32,6 +33,7 @@ from .floor import Floors
 from .guard import Guard
 from .keep import keep_running
 from .listen import Kind
+from .maintenance.prune import Pruner
 from .maintenance.service import Maintenance
 from .record import Recorder, encode
 from .renew import Heartbeat
@@ -55,7 +57,7 @@ class WakeUps(Protocol):
 
     @property
     def listening(self) -> bool:
-        """Whether LISTEN is in force."""
+        """Whether LISTEN is in force, or cannot be."""
         ...
 
     def hint(self, kind: Kind) -> None:
@@ -158,6 +160,7 @@ class Worker:
             cancel=self._cancel,
             restarted=self.heartbeat.prove,
         )
+        self._pruner = Pruner(database, store, observers, settings.retention)
         self._claimer = Claimer(
             database,
             store,
@@ -172,7 +175,7 @@ class Worker:
             claimed=self._maintenance.wake,
         )
         self._guard = slots.guard = Guard(
-            database.conninfo,
+            database.own_conninfo,
             store,
             observers,
             lease=settings.lease,
@@ -238,6 +241,7 @@ class Worker:
         loops = [
             *(_keep(self._recorder.run, "recorder") for _ in range(RECORDERS)),
             _keep(self._maintenance.run, "maintenance"),
+            _keep(self._pruner.run, "pruner"),
             _keep(self.heartbeat.run, "heartbeat"),
         ]
         written = False

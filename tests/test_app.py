@@ -36,10 +36,11 @@ from aioqueue import (
     UnknownTask,
     WorkerSettings,
 )
-from aioqueue.database import AllInUse, sever
+from aioqueue.database import AllInUse
 from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, LeaseLost, ListenerConnected, WorkerStopped, WorkerStopping
 from aioqueue.job import NewJob, new_job_id
 from aioqueue.listen import Listener
+from aioqueue.pooler import sever
 from aioqueue.result import ResultReader
 from aioqueue.wakeup import Notifier
 from tests.kit import Seen, passed, session, until

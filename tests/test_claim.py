@@ -12,10 +12,11 @@ from psycopg import AsyncConnection
 
 from aioqueue import JobTransaction, LimitSettings, PoolSettings, WorkerSettings, suspect
 from aioqueue.claim import LOWEST_FIRST, Claimer, Lanes
-from aioqueue.database import Database, sever
+from aioqueue.database import Database
 from aioqueue.events import DatabaseLost, DatabaseRecovered, JobClaimed, JobRecorded, ListenerConnected, Observers
 from aioqueue.floor import Floors
 from aioqueue.job import SUSPECT, Claimed, Fence, lane
+from aioqueue.pooler import sever
 from aioqueue.store import LOWEST_ID, LaneScan
 from aioqueue.suspect import SuspectTurn
 from tests.kit import MakeApp, Seen, passed, session

@@ -15,16 +15,16 @@ from psycopg_pool import PoolTimeout
 from aioqueue.database import (
     CLIENT,
     ISOLATION,
+    KEEPALIVES,
     RESERVED,
-    SESSION,
     Database,
     NoFreeConnection,
     connection_lost,
     connection_string,
     deadline,
-    sever,
 )
 from aioqueue.errors import ConfigurationError
+from aioqueue.pooler import SESSION, sever
 from aioqueue.settings import PoolSettings
 from tests.postgres import Database as ServerDatabase
 
@@ -71,7 +71,7 @@ async def stopped(pid: int) -> AsyncIterator[None]:
 
 
 async def test_every_connection_has_the_runtimes_values(pool: Database) -> None:
-    listener = await pool.connect()
+    listener = await pool.connect_listener()
     try:
         async with pool.runtime() as runtime, pool.for_job(1) as job:
             for connection in (runtime, job, listener):
@@ -81,7 +81,7 @@ async def test_every_connection_has_the_runtimes_values(pool: Database) -> None:
                 assert found["statement_timeout"] == ("5000", "client")
                 assert found["lock_timeout"] == ("2000", "client")
                 assert found["row_security"] == ("off", "client")
-                assert {found[name][1] for name in SESSION} == {"client"}
+                assert {found[name][1] for name in {**SESSION, **KEEPALIVES}} == {"client"}
                 assert found["application_name"] == ("aioqueue", "client")
                 assert connection.autocommit
     finally:
@@ -113,7 +113,7 @@ def test_what_the_dsn_says_wins() -> None:
         "connect_timeout": "9",
         "application_name": "mine",
         "client_encoding": "UTF8",
-        "options": " ".join([*(f"-c {name}={value}" for name, value in SESSION.items()), ISOLATION]),
+        "options": " ".join([*(f"-c {name}={value}" for name, value in {**SESSION, **KEEPALIVES}.items()), ISOLATION]),
     }
 
 

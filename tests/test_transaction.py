@@ -18,9 +18,9 @@ from psycopg.types.string import StrDumper
 
 from aioqueue import AioQueue, JobContext, JobTransaction, LeaseLost, LimitSettings, Snooze
 from aioqueue.attempt import Cause
-from aioqueue.database import sever
 from aioqueue.events import JobLost
 from aioqueue.outcome import Failed, Reason, Released, Snoozed
+from aioqueue.pooler import sever
 from aioqueue.settings import LeaseSettings
 from tests.kit import Bench, bench, passed, session, until
 from tests.postgres import Database

@@ -1,0 +1,136 @@
+"""The pool's connections: direct ones, and those that lead through a pooler in transaction mode (PgBouncer).
+
+Behind a pooler no session is ours: what a direct connection has from its start is set here for each transaction. Decides
+nothing about which connection is used for what; that stands in database.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from typing import Any, LiteralString, Self
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor, Connection, IsolationLevel
+from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import TupleRow
+
+CANCEL_SECONDS = 1.0
+"""Seconds that a cancelled call waits for the server to end its statement."""
+
+SESSION = {
+    "statement_timeout": "5s",
+    "lock_timeout": "2s",
+    # A policy on our own tables is an error, not an empty queue.
+    "row_security": "off",
+    # A client that has gone is noticed in the middle of a statement, too.
+    "client_connection_check_interval": "5s",
+}
+"""What the runtime's statements run under, on every connection."""
+REPORTED = ("client_encoding", "DateStyle", "TimeZone", "IntervalStyle", "application_name", "standard_conforming_strings")
+"""Settings that a pooler keeps for each client, and sets on the server before it lends it."""
+
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE"
+# A stranger's SET ROLE may stand on the server's session.
+_OWN_ROLE = "SET LOCAL role TO DEFAULT"
+_LOCAL: LiteralString = "SELECT " + ", ".join(["pg_catalog.set_config(%s, %s, true)"] * len(SESSION))
+_LOCAL_VALUES = [part for pair in SESSION.items() for part in pair]
+
+
+def sever(conn: AsyncConnection[Any] | Connection[Any]) -> None:
+    """Shut the connection's socket: whoever waits on it gets an OperationalError at once. Never blocks, never raises."""
+    with contextlib.suppress(OSError, psycopg.Error):
+        duplicate = socket.socket(fileno=os.dup(conn.fileno()))
+        try:
+            duplicate.shutdown(socket.SHUT_RDWR)
+        finally:
+            duplicate.close()
+
+
+class PoolConnection(AsyncConnection[TupleRow]):
+    """A connection whose cancelled calls end soon: psycopg's own would wait up to 10 s for a server that hangs."""
+
+    _severing: asyncio.TimerHandle | None = None
+
+    async def wait(self, *args: Any, **options: Any) -> Any:
+        """Wait for the server, as psycopg does."""
+        try:
+            return await super().wait(*args, **options)
+        finally:
+            if self._severing is not None:
+                self._severing.cancel()
+                self._severing = None
+
+    async def _try_cancel(self, *, timeout: float = CANCEL_SECONDS) -> None:
+        # psycopg calls it when a wait is cancelled, and then waits for the statement's end.
+        self._severing = asyncio.get_running_loop().call_later(CANCEL_SECONDS, sever, self)
+        with contextlib.suppress(psycopg.Error, OSError):
+            await self.cancel_safe(timeout=min(timeout, CANCEL_SECONDS))
+
+
+class SharedConnection(PoolConnection):
+    """A connection through a pooler in transaction mode: from one transaction to the next the server's session is another."""
+
+    reported: dict[str, str]
+    """The settings that are kept for this client, as they were at its start."""
+
+    def is_idle(self) -> bool:
+        """Whether nobody has begun a transaction or a pipeline on it."""
+        return self.info.transaction_status == TransactionStatus.IDLE and self.pgconn.pipeline_status == PipelineStatus.OFF
+
+    @classmethod
+    async def connect(cls, *args: Any, **options: Any) -> Self:
+        """Connect, as psycopg does; transactions begin as READ COMMITTED, READ WRITE whatever the session's defaults are."""
+        conn = await super().connect(*args, **options)
+        await conn.set_isolation_level(IsolationLevel.READ_COMMITTED)
+        await conn.set_read_only(False)
+        found = {name: conn.info.parameter_status(name) for name in REPORTED}
+        conn.reported = {name: value for name, value in found.items() if value is not None}
+        return conn
+
+
+async def execute(cursor: AsyncCursor[Any], statement: Any, params: Any = None) -> None:
+    """Execute one of the runtime's statements; through a pooler in a transaction of its own, under the runtime's settings.
+
+    One round trip either way. In a transaction, or in a pipeline, that somebody has begun it is their settings that hold.
+    """
+    conn = cursor.connection
+    if not isinstance(conn, SharedConnection) or not conn.is_idle():
+        await cursor.execute(statement, params)
+        return
+    try:
+        async with conn.pipeline():
+            await conn.execute(_BEGIN)
+            await conn.execute(_OWN_ROLE)
+            await conn.execute(_LOCAL, _LOCAL_VALUES)
+            await cursor.execute(statement, params)
+            await conn.execute("COMMIT")
+    except psycopg.errors.FeatureNotSupported as error:
+        await conn.close()
+        raise psycopg.errors.ReadOnlySqlTransaction(str(error)) from error  # a standby's word for it, at BEGIN … READ WRITE
+    except psycopg.Error:
+        if not conn.closed and not conn.is_idle():
+            await conn.rollback()
+        raise
+    except BaseException:
+        await conn.close()  # cancelled: who has it next must not find it in a transaction
+        raise
+
+
+async def through_pooler(conn: AsyncConnection[Any]) -> bool:
+    """Whether a pooler stands between: the server's process is not the one that the connection was told of at its start.
+
+    Asked twice, outside of a transaction: in transaction mode the second answer may come from yet another process.
+    """
+    for _ in range(2):
+        row = await (await conn.execute("SELECT pg_catalog.pg_backend_pid()")).fetchone()
+        if row is None or row[0] != conn.info.backend_pid:
+            return True
+    return False
+
+
+def refuses_options(error: psycopg.Error) -> bool:
+    """Whether a pooler refuses the options that a direct connection starts with; such an error has no SQLSTATE."""
+    return "unsupported startup parameter" in str(error)
