@@ -1,35 +1,42 @@
-"""Writes new jobs: on the caller's connection, in the running job's own transaction, or on the pool, where it is tried again.
+"""Writes new jobs and cancels: on the caller's connection, in the running job's own transaction, or on the pool.
 
-The base of the app, and what its tasks enqueue with. It never begins, commits or retries on a connection that it was given.
+The base of the app, and what its tasks enqueue with. It never begins, commits or retries on a connection that it was given;
+on the pool an enqueue is tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import functools
+import json
 import random
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.pq import TransactionStatus
 from pydantic import BaseModel
 
+from .callers import ASYNCHRONOUS, SYNCHRONOUS, AsyncCaller, SyncCaller, recognise
+from .callers.caller import Statements
+from .callers.refusal import refusal
 from .context import JobTransaction, current_job
 from .database import AllInUse, connection_lost
-from .errors import DuplicateJob, InvalidOption, TransactionAborted, UnknownTask
-from .job import Job, JobSource, NewJob
+from .errors import DuplicateJob, InvalidOption, JobNotFound, TransactionAborted, UnknownTask
+from .job import Job, JobSource, JobState, NewJob
+from .listen import Kind
 from .options import Options
 from .payload import check_json
 from .services import Services
 from .settings import Settings
-from .store import Store
+from .store import Store, jobs_json
 from .task import TaskRegistry
 from .wakeup import Notifier
 
@@ -37,6 +44,13 @@ TRIES = 5
 """Times at least that an enqueue on the pool is tried when its connection is lost; the id makes that safe."""
 PAUSE = 0.1
 """Seconds between two of these at most, times the number of tries so far."""
+
+ENDED: tuple[Kind, ...] = ("ready", "done")
+"""Hints after a cancel: to the job's worker, and to those who wait for its end."""
+ABORTED, TAKEN, INVALID = "25P02", "23505", "22023"
+"""SQLSTATEs of a refused enqueue: the transaction is aborted, the id is taken, an option is invalid."""
+
+R = TypeVar("R")
 
 
 class Enqueuing(TaskRegistry, JobSource):
@@ -48,6 +62,11 @@ class Enqueuing(TaskRegistry, JobSource):
     @abstractmethod
     def notifier(self) -> Notifier | None:
         """What gives hints; None while the app is closed, or is open in another process or on another loop."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def tell(self, call: Callable[[Notifier], None]) -> bool:
+        """Have the notifier told something, from whatever thread; False: there is none in this process."""
         raise NotImplementedError
 
     @property
@@ -72,25 +91,49 @@ class Enqueuing(TaskRegistry, JobSource):
 
     async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
         """Write the jobs, all or none: on `on`, else in the running job's own transaction, else on the pool."""
-        running = current_job.get()
-        if running is not None and on is not self:
-            jobs = [job if job.tenant is not None else dataclasses.replace(job, tenant=running.tenant) for job in jobs]
-        if on is None and isinstance(running, JobTransaction):
-            on = running
-        if on is None or on is self:
+        jobs = self._prepared(jobs, on)
+        on = self._joined(on)
+        if on is None:
             await self._enqueue_on_pool(jobs)
         elif isinstance(on, JobTransaction):
             await self._write(on.connection, jobs)
             on.enqueued = True
-        elif isinstance(on, AsyncConnection):
-            xid = await self._write(on, jobs)
-            if (notifier := self.notifier) is not None:
-                if on.info.transaction_status == TransactionStatus.IDLE:
-                    notifier.hint("ready")
-                else:
-                    notifier.watch(on, xid, [job.id for job in jobs])
         else:
-            raise InvalidOption("on", f"expected a psycopg AsyncConnection, a JobTransaction or the app, got {type(on).__name__}")
+            caller = _awaited(on)
+            with _refusals(jobs):
+                xid = await caller.fetch(self._statements.enqueue_many, jobs_json(jobs))
+            self._watch(caller, xid, [job.id for job in jobs], kinds=("ready",))
+
+    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
+        """Write the jobs, all or none, on the connection or session `on`, which blocks."""
+        jobs = self._prepared(jobs, on)
+        caller = _blocking(on)
+        with _refusals(jobs):
+            xid = caller.fetch(self._statements.enqueue_many, jobs_json(jobs))
+        self._watch(caller, xid, [job.id for job in jobs], kinds=("ready",))
+
+    async def cancel_job(self, job: Job[Any], *, on: object | None) -> JobState:
+        """Cancel a job; see `Job.cancel`."""
+        tenant = as_seen_here(job).tenant
+        on = self._joined(on)
+        if on is None:
+            services = self.services("cancel()")
+            async with services.database.for_caller() as conn:
+                state = await self.store.cancel_job(conn, job.id, tenant=tenant)
+            for kind in ENDED:
+                services.notifier.hint(kind)
+        elif isinstance(on, JobTransaction):
+            state = await self.store.cancel_job(on.connection, job.id, tenant=tenant)
+        else:
+            caller = _awaited(on)
+            with _refusals([]):
+                answer = await caller.fetch(self._statements.cancel_job, str(job.id), tenant)
+            word, _, xid = (answer or "").partition(" ")
+            state = JobState(word) if word else None
+            self._watch(caller, xid, [], kinds=ENDED)
+        if state is None:
+            raise JobNotFound(job.id)
+        return state
 
     async def enqueue_by_name(
         self,
@@ -116,8 +159,8 @@ class Enqueuing(TaskRegistry, JobSource):
         given = {} if payload is None else payload
         if name in self.tasks:
             return await self.get(name).bound(options, on=on).enqueue_payload(given)
-        if isinstance(on, AsyncConnection):
-            known = await self.store.known_tasks(on)
+        if on is not None and on is not self and not isinstance(on, JobTransaction):
+            known = json.loads(await _awaited(on).fetch(self._statements.known_tasks) or "[]")
         else:
             async with self.services(f"enqueue_by_name({name!r})").database.for_caller() as conn:
                 known = await self.store.known_tasks(conn)
@@ -146,20 +189,86 @@ class Enqueuing(TaskRegistry, JobSource):
                 await asyncio.sleep(random.uniform(0, PAUSE * attempt))
         services.notifier.hint("ready")
 
-    async def _write(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> int:
-        if conn.info.transaction_status == TransactionStatus.INERROR:
-            raise TransactionAborted
-        try:
-            return await self.store.enqueue_many(conn, jobs)
-        except psycopg.errors.InFailedSqlTransaction:
+    async def _write(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> None:
+        with _refusals(jobs):
+            await self.store.enqueue_many(conn, jobs)
+
+    @functools.cached_property
+    def _statements(self) -> Statements:
+        return Statements(self.settings.schema)
+
+    def _prepared(self, jobs: Sequence[NewJob], on: object | None) -> Sequence[NewJob]:
+        """Give the jobs the tenant of the running job, unless they leave it."""
+        running = current_job()
+        if running is None or on is self:
+            return jobs
+        return [job if job.tenant is not None else dataclasses.replace(job, tenant=running.tenant) for job in jobs]
+
+    def _joined(self, on: object | None) -> object | None:
+        """Return whose transaction is joined: the caller's, the running job's own, or none: the pool is used."""
+        if on is None and isinstance(running := current_job(), JobTransaction):
+            return running
+        return None if on is self else on
+
+    def _watch(self, caller: AsyncCaller | SyncCaller, xid: str | None, job_ids: list[UUID], *, kinds: Sequence[Kind]) -> None:
+        """See to the hints that follow the end of the caller's transaction; one that has written nothing has no XID."""
+        if not xid:
+            return
+        transaction = caller.transaction()
+        if isinstance(caller, AsyncCaller) and (notifier := self.notifier) is not None:
+            caller.after_commit(notifier.look)
+        told = self.tell(lambda notifier: notifier.watch(transaction, int(xid), job_ids, kinds=kinds))
+        if not told and isinstance(caller, SyncCaller):
+            caller.notify_after_commit(self._statements.notify)
+
+
+def as_seen_here(job: Job[R]) -> Job[R]:
+    """Return the handle as the running job may use it: without a tenant of its own, for that job's tenant only."""
+    running = current_job()
+    if running is None or job.tenant is not None or job.leaves_tenant:
+        return job
+    return job.of_tenant(running.tenant)
+
+
+def _awaited(on: object) -> AsyncCaller:
+    caller = recognise(on)
+    if isinstance(caller, AsyncCaller):
+        return caller
+    if caller is None:
+        raise InvalidOption("on", f"expected {ASYNCHRONOUS}, a JobTransaction or the app, got {_name(on)}")
+    raise InvalidOption("on", f"{_name(on)} blocks: use enqueue_sync(…) with it, or give {ASYNCHRONOUS}")
+
+
+def _blocking(on: object | None) -> SyncCaller:
+    caller = recognise(on)
+    if isinstance(caller, SyncCaller):
+        return caller
+    if on is None:
+        raise InvalidOption("on", f"enqueue_sync writes with your connection only: .options(on=…) with {SYNCHRONOUS}")
+    if caller is None:
+        raise InvalidOption("on", f"expected {SYNCHRONOUS}, got {_name(on)}")
+    raise InvalidOption("on", f"{_name(on)} is awaited: use 'await ….enqueue(…)' with it, or give {SYNCHRONOUS}")
+
+
+def _name(on: object) -> str:
+    cls = type(on)
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+@contextlib.contextmanager
+def _refusals(jobs: Sequence[NewJob]) -> Iterator[None]:
+    """Give what the server refuses aioqueue's own errors, whichever library tells of it; all else passes."""
+    try:
+        yield
+    except Exception as error:
+        said = refusal(error)
+        state = "" if said is None else said.sqlstate
+        if said is None or state not in (ABORTED, TAKEN, INVALID):
+            raise
+        if state == ABORTED:
             raise TransactionAborted from None
-        except psycopg.errors.UniqueViolation as error:
-            raise DuplicateJob(_taken(error) or jobs[0].id) from error
-        except psycopg.errors.InvalidParameterValue as error:
-            raise InvalidOption("job", str(error).partition("\n")[0]) from None
-
-
-def _taken(error: psycopg.errors.UniqueViolation) -> UUID | None:
-    """Read which id is taken (sql/functions/same_jobs.sql)."""
-    found = re.search(r"job id ([0-9a-f-]{36}) ", error.diag.message_primary or "")
-    return None if found is None else UUID(found[1])
+        if state == INVALID:
+            raise InvalidOption("job", said.message) from None
+        # sql/functions/same_jobs.sql says which id is taken.
+        taken = re.search(r"job id ([0-9a-f-]{36}) ", said.message)
+        raise DuplicateJob(UUID(taken[1]) if taken else jobs[0].id) from error

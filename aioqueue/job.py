@@ -214,7 +214,7 @@ class JobSource(Protocol):
         """Read the job's state; see `Job.status`."""
         ...
 
-    async def cancel_job(self, job: Job[Any]) -> JobState:
+    async def cancel_job(self, job: Job[Any], *, on: object | None) -> JobState:
         """Ask for the job's cancellation; see `Job.cancel`."""
         ...
 
@@ -260,12 +260,13 @@ class Job(Generic[R]):
         """Read where the job stands now. Raises JobNotFound, NotCommitted, AppNotOpen."""
         return await self._source.job_status(self)
 
-    async def cancel(self) -> JobState:
+    async def cancel(self, *, on: object | None = None) -> JobState:
         """Cancel the job: a waiting one at once (CANCELLED), a running one soon (RUNNING: asked for).
 
-        A job that has ended keeps its state, which is returned. Raises JobNotFound, AppNotOpen.
+        With `on`, and inside a job's own transaction, it is part of that transaction, as an enqueue is; `on` the app leaves it.
+        A job that has ended keeps its state, which is returned. Raises JobNotFound, AppNotOpen, TransactionAborted.
         """
-        return await self._source.cancel_job(self)
+        return await self._source.cancel_job(self, on=on)
 
     def __repr__(self) -> str:
         return f"Job({str(self.id)!r})"

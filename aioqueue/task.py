@@ -51,6 +51,11 @@ class Enqueuer(Protocol):
         raise NotImplementedError
 
     @abstractmethod
+    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
+        """Write the jobs on a connection that blocks: all of them or none."""
+        raise NotImplementedError
+
+    @abstractmethod
     def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None, *, on: object | None) -> Job[Any]:
         """Make the handle of a job; `on` as in its enqueue."""
         raise NotImplementedError
@@ -74,11 +79,28 @@ class BoundTask(Generic[P, R]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Enqueue one job with these options; see `Task.enqueue`."""
-        limit = self._enqueuer.payload_limit
-        return (await self._send([self._job(self._definition.payload.dump(args, kwargs, limit=limit))]))[0]
+        return (await self._send([self._called(args, kwargs)]))[0]
 
     async def enqueue_many(self, payloads: Iterable[Payload]) -> list[Job[R]]:
         """Enqueue many jobs with these options; see `Task.enqueue_many`."""
+        return await self._send(self._jobs(payloads))
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Enqueue one job on a connection or session that blocks, which `on` names; see `Task.enqueue_sync`."""
+        return self._send_sync([self._called(args, kwargs)])[0]
+
+    def enqueue_many_sync(self, payloads: Iterable[Payload]) -> list[Job[R]]:
+        """Enqueue many jobs, all or none, on a connection or session that blocks; payloads as in `Task.enqueue_many`."""
+        return self._send_sync(self._jobs(payloads))
+
+    async def enqueue_payload(self, payload: Payload) -> Job[R]:
+        """Enqueue one job with these options, of a payload in one of the forms of `enqueue_many`."""
+        return (await self._send([self._job(self._dump(payload))]))[0]
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        return self._job(self._definition.payload.dump(args, kwargs, limit=self._enqueuer.payload_limit))
+
+    def _jobs(self, payloads: Iterable[Payload]) -> list[NewJob]:
         if isinstance(payloads, (BaseModel, Mapping, str, bytes)):
             raise InvalidPayload(self._definition.name, f"expected a list of payloads, got {payloads!r:.80}")
         jobs = []
@@ -87,11 +109,7 @@ class BoundTask(Generic[P, R]):
                 jobs.append(self._job(self._dump(payload)))
             except InvalidPayload as error:
                 raise InvalidPayload(error.task, f"number {number} (from 0): {error.reason}") from error
-        return await self._send(jobs)
-
-    async def enqueue_payload(self, payload: Payload) -> Job[R]:
-        """Enqueue one job with these options, of a payload in one of the forms of `enqueue_many`."""
-        return (await self._send([self._job(self._dump(payload))]))[0]
+        return jobs
 
     def _dump(self, payload: Payload) -> str:
         limit = self._enqueuer.payload_limit
@@ -105,6 +123,14 @@ class BoundTask(Generic[P, R]):
     async def _send(self, jobs: list[NewJob]) -> list[Job[R]]:
         if jobs:
             await self._enqueuer.enqueue_jobs(jobs, on=self._on)
+        return self._handles(jobs)
+
+    def _send_sync(self, jobs: list[NewJob]) -> list[Job[R]]:
+        if jobs:
+            self._enqueuer.enqueue_jobs_sync(jobs, on=self._on)
+        return self._handles(jobs)
+
+    def _handles(self, jobs: list[NewJob]) -> list[Job[R]]:
         decode = self._definition.result.load
         return [self._enqueuer.handle(job.id, decode, self._options.tenant, on=self._on) for job in jobs]
 
@@ -149,6 +175,14 @@ class Task(Generic[F, P, R]):
         positional arguments. Raises as `enqueue` does; InvalidPayload says which one.
         """
         return await self._plain.enqueue_many(payloads)
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Enqueue one job from code that does not await: `task.options(on=session).enqueue_sync(…)`.
+
+        `on` is needed: a psycopg Connection, an SQLAlchemy Session or Connection, a Django connection, whose transaction the
+        job joins. An open app is not. Raises as `enqueue` does. Nothing but enqueuing is there for such code.
+        """
+        return self._plain.enqueue_sync(*args, **kwargs)
 
     def options(
         self,

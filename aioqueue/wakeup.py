@@ -10,16 +10,13 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID
-from weakref import ReferenceType, ref
 
 import psycopg
-from psycopg import AsyncConnection
-from psycopg.pq import TransactionStatus
 
+from .callers.transactions import OpenTransaction
 from .database import Database
 from .listen import Kind
 from .store import Store
@@ -40,20 +37,15 @@ LAST_SECONDS = 1.0
 
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """A caller's transaction that has enqueued jobs; the connection stays the caller's to drop."""
+    """A caller's transaction that has enqueued or cancelled jobs; the connection stays the caller's to drop."""
 
-    conn: ReferenceType[AsyncConnection[Any]]
+    transaction: OpenTransaction
     xid: int
     since: float
     ask_at: float
     ask_pause: float = ASK
     job_ids: set[UUID] = field(default_factory=set)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the connection shows that the transaction has ended."""
-        conn = self.conn()
-        return conn is None or conn.closed or conn.info.transaction_status == TransactionStatus.IDLE
+    kinds: set[Kind] = field(default_factory=set)
 
 
 class Notifier:
@@ -63,7 +55,7 @@ class Notifier:
         self._database = database
         self._store = store
         self._pending: set[Kind] = set()
-        self._watched: dict[ReferenceType[AsyncConnection[Any]], _Watched] = {}
+        self._watched: dict[Hashable, _Watched] = {}
         self._of_job: dict[UUID, _Watched] = {}
         self._next_ask = self._sent_at = 0.0
         self._event = asyncio.Event()
@@ -73,22 +65,32 @@ class Notifier:
         self._pending.add(kind)
         self._event.set()
 
-    def watch(self, conn: AsyncConnection[Any], xid: int, job_ids: Sequence[UUID]) -> None:
-        """Hint 'ready' once transaction `xid` (pg_current_xact_id) of `conn` has ended, however it ends."""
-        key = ref(conn)
+    def watch(
+        self, transaction: OpenTransaction, xid: int, job_ids: Sequence[UUID] = (), *, kinds: Sequence[Kind] = ("ready",)
+    ) -> None:
+        """Hint once transaction `xid` (pg_current_xact_id) of a caller's connection has ended, however it ends."""
+        key = transaction.key
         watched = self._watched.get(key)
         if watched is None or watched.xid != xid:
             # A connection has one transaction at a time: the one before has ended.
-            self._look(also=watched)
+            self.look(also=watched)
             now = time.monotonic()
-            watched = _Watched(key, xid, since=now, ask_at=now + ASK)
-            if watched.ended:
-                self.hint("ready")
+            watched = _Watched(transaction, xid, since=now, ask_at=now + ASK)
+            if transaction.ended:
+                for kind in kinds:
+                    self.hint(kind)
                 return
             self._watched[key] = watched
+        watched.kinds.update(kinds)
         watched.job_ids.update(job_ids)
         self._of_job.update(dict.fromkeys(job_ids, watched))
         self._event.set()
+
+    def look(self, _committed: object = None, *, also: _Watched | None = None) -> None:
+        """Look at the watched connections now: one of them may just have committed."""
+        for watched in list(self._watched.values()):
+            if watched is also or watched.transaction.ended:
+                self._end(watched)
 
     def uncommitted(self, job_id: UUID) -> bool:
         """Whether the job was enqueued in a transaction of this process that is still open.
@@ -96,14 +98,14 @@ class Notifier:
         Right at once while the connection has begun no other transaction; that is found out within a second.
         """
         watched = self._of_job.get(job_id)
-        return watched is not None and not watched.ended
+        return watched is not None and not watched.transaction.ended
 
     async def run(self) -> None:
         """Send hints and watch, for ever."""
         pause = ASK
         while True:
             await self._wait()
-            self._look()
+            self.look()
             try:
                 await self._send()
                 await self._ask()
@@ -115,7 +117,7 @@ class Notifier:
 
     async def send_last(self) -> None:
         """Once `run` has been cancelled: send what is pending, in one short try."""
-        self._look()
+        self.look()
         with contextlib.suppress(psycopg.Error, OSError):
             await self._send(LAST_SECONDS)
 
@@ -132,18 +134,15 @@ class Notifier:
         if self._pending and (early := self._sent_at + DEBOUNCE - time.monotonic()) > 0:
             await asyncio.sleep(early)
 
-    def _look(self, also: _Watched | None = None) -> None:
-        for watched in list(self._watched.values()):
-            if watched is also or watched.ended:
-                self._end(watched)
-
     def _end(self, watched: _Watched) -> None:
-        if self._watched.get(watched.conn) is watched:
-            del self._watched[watched.conn]
+        key = watched.transaction.key
+        if self._watched.get(key) is watched:
+            del self._watched[key]
         for job_id in watched.job_ids:
             if self._of_job.get(job_id) is watched:
                 del self._of_job[job_id]
-        self.hint("ready")
+        for kind in watched.kinds:
+            self.hint(kind)
 
     async def _send(self, seconds: float = CALL_SECONDS) -> None:
         kinds, self._pending = self._pending, set()

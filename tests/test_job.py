@@ -95,7 +95,7 @@ class Source:
     async def job_status(self, job: Job[Any]) -> JobStatus:
         raise LookupError("status")
 
-    async def cancel_job(self, job: Job[Any]) -> JobState:
+    async def cancel_job(self, job: Job[Any], *, on: object | None) -> JobState:
         self.asked.append(("cancel", job))
         return JobState.CANCELLED
 

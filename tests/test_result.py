@@ -87,7 +87,7 @@ class Process:
     async def job_status(self, job: Job[Any]) -> JobStatus:
         return await self.reader.status(job)
 
-    async def cancel_job(self, job: Job[Any]) -> JobState:
+    async def cancel_job(self, job: Job[Any], *, on: object | None) -> JobState:
         raise NotImplementedError
 
     def job(self, job_id: UUID, tenant: str | None = None, decode: Callable[[str], Any] | None = None) -> Job[Any]:
@@ -116,7 +116,7 @@ async def running(dsn: str, schema: str, poll: float, listening: bool) -> AsyncI
     connected = asyncio.Event()
     listener = Listener(connect, schema=schema, observers=Observers([lambda _: connected.set()]))
     notifier = Notifier(database, store)
-    reader = ResultReader(database, store, listener, notifier, poll=poll)
+    reader = ResultReader(database, store, listener, notifier, poll=poll, keep=7 * 86_400)
     await database.open()
     tasks = [asyncio.create_task(loop.run()) for loop in (listener, notifier, reader)]
     try:

@@ -46,6 +46,9 @@ class App(TaskRegistry):
     async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
         self.calls.append((list(jobs), on))
 
+    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
+        self.calls.append((list(jobs), on))
+
     def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None, *, on: object | None) -> Job[Any]:
         return Job(job_id, source=cast(JobSource, None), decode=decode, tenant=tenant)
 

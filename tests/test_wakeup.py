@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from aioqueue.callers.transactions import SeenByStatus
 from aioqueue.database import Database
 from aioqueue.events import Observers
 from aioqueue.job import new_job_id
@@ -121,7 +122,7 @@ async def enqueue(process: Process, caller: Session, number: int = 1) -> list[An
     await caller.begin()
     job_ids = await caller.enqueue(number)
     xid = int(await caller.value("SELECT pg_catalog.pg_current_xact_id()::text"))
-    process.notifier.watch(caller.conn, xid, job_ids)
+    process.notifier.watch(SeenByStatus(caller.conn), xid, job_ids)
     return job_ids
 
 
@@ -181,7 +182,7 @@ async def test_the_next_enqueue_on_the_connection_ends_the_watch_before(process:
     await caller.rows("COMMIT; BEGIN; SELECT 1")
     (second,) = await caller.enqueue()
     xid = int(await caller.value("SELECT pg_catalog.pg_current_xact_id()::text"))
-    process.notifier.watch(caller.conn, xid, [second])
+    process.notifier.watch(SeenByStatus(caller.conn), xid, [second])
     assert not process.notifier.uncommitted(first)
     assert process.notifier.uncommitted(second)
     await process.ears.wait("ready", 1)
@@ -193,7 +194,7 @@ async def test_several_enqueues_of_one_transaction_are_one_watch(process: Proces
     (first,) = await enqueue(process, caller)
     (second,) = await caller.enqueue()
     xid = int(await caller.value("SELECT pg_catalog.pg_current_xact_id()::text"))
-    process.notifier.watch(caller.conn, xid, [second])
+    process.notifier.watch(SeenByStatus(caller.conn), xid, [second])
     assert len(process.notifier._watched) == 1
     assert process.notifier.uncommitted(first)
     assert process.notifier.uncommitted(second)
@@ -217,7 +218,7 @@ async def test_transactions_of_many_connections_end_each_on_its_own(process: Pro
 
 async def test_a_statement_of_its_own_is_hinted_at_once(process: Process, caller: Session) -> None:
     (job_id,) = await caller.enqueue()
-    process.notifier.watch(caller.conn, 1, [job_id])
+    process.notifier.watch(SeenByStatus(caller.conn), 1, [job_id])
     assert not process.notifier.uncommitted(job_id)
     await process.ears.wait("ready", 1)
 
@@ -261,7 +262,7 @@ async def test_a_connection_that_is_garbage_is_not_kept_alive(process: Process, 
 
 async def test_a_transaction_of_another_server_is_no_error(process: Process, caller: Session) -> None:
     await caller.begin()
-    process.notifier.watch(caller.conn, 2**40, [new_job_id()])
+    process.notifier.watch(SeenByStatus(caller.conn), 2**40, [new_job_id()])
     await process.store.wait_questions(2)
     await caller.commit()
     await process.ears.wait("ready", 1)

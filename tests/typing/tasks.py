@@ -25,6 +25,9 @@ class App(TaskRegistry):
     async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
         raise NotImplementedError
 
+    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
+        raise NotImplementedError
+
     def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None, *, on: object | None) -> Job[Any]:
         raise NotImplementedError
 
