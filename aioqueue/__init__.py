@@ -34,7 +34,7 @@ from .errors import (
 from .job import Job, JobFacts, JobState, JobStatus
 from .outcome import Cancel, RetryIn, Snooze
 from .retry import Retry
-from .settings import LeaseSettings, LimitSettings, PoolSettings, Settings, TenantSettings, WorkerSettings
+from .settings import LeaseSettings, LimitSettings, PoolSettings, RetentionSettings, Settings, TenantSettings, WorkerSettings
 from .task import BoundTask, Task
 from .version import VERSION as __version__
 
@@ -69,6 +69,7 @@ __all__ = [
     "ResultError",
     "ResultInvalid",
     "ResultTimeout",
+    "RetentionSettings",
     "Retry",
     "RetryIn",
     "RunningWorker",

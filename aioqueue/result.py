@@ -31,7 +31,6 @@ from .errors import (
 from .events import logger
 from .job import Job, JobState, JobStatus
 from .listen import Listener
-from .settings import RETENTION
 from .store import EndedJob, Store
 from .wakeup import Notifier
 
@@ -62,9 +61,9 @@ class _Waiter:
     unknown_since: float | None = None
 
 
-def _expired(job_id: UUID) -> bool:
+def _expired(job_id: UUID, keep: float) -> bool:
     # An unknown job of that age was pruned. A UUIDv7 begins with its milliseconds; the client's clock is good enough for days.
-    return job_id.version == 7 and (job_id.int >> 80) / 1000 < time.time() - RETENTION
+    return job_id.version == 7 and (job_id.int >> 80) / 1000 < time.time() - keep
 
 
 def _result(job: Job[Any], ended: EndedJob) -> Any:
@@ -96,12 +95,13 @@ def _batches(keys: Sequence[_Key]) -> Iterator[list[_Key]]:
 class ResultReader:
     """Answers `Job.result` and `Job.status`. Everything is to be called from the loop's thread."""
 
-    def __init__(self, database: Database, store: Store, listener: Listener, notifier: Notifier, *, poll: float) -> None:
+    def __init__(self, database: Database, store: Store, listener: Listener, notifier: Notifier, *, poll: float, keep: float) -> None:
         self._database = database
         self._store = store
         self._listener = listener
         self._notifier = notifier
         self._poll = poll
+        self._keep = keep
         self._waiting: dict[_Key, list[_Waiter]] = {}
         self._asked: set[_Key] = set()  # to be read next: new ones, and those whose time is up
         self._all = False  # a hint has come: read all
@@ -139,7 +139,7 @@ class ResultReader:
         else:
             status = await self._read_status(job)
         if status is None:
-            raise NotCommitted(job.id) if uncommitted else JobNotFound(job.id, expired=_expired(job.id))
+            raise NotCommitted(job.id) if uncommitted else JobNotFound(job.id, expired=_expired(job.id, self._keep))
         return status
 
     async def _read_status(self, job: Job[Any]) -> JobStatus | None:
@@ -263,7 +263,7 @@ class ResultReader:
                 waiter.future.set_result(row)
             elif row is None and waiter.key in uncommitted:
                 self._fail(waiter, NotCommitted(job_id))
-            elif row is None and _expired(job_id):
+            elif row is None and _expired(job_id, self._keep):
                 self._fail(waiter, JobNotFound(job_id, expired=True))
             elif row is None and long_unknown:
                 self._fail(waiter, JobNotFound(job_id))

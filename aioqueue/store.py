@@ -1,26 +1,27 @@
-"""One function per operation of the storage engine, each taking the connection first; the caller owns pool and transaction.
+"""One method per operation of the storage engine, each taking the connection first; the caller owns pool and transaction.
 
 The SQL behind them stands in sql/functions/, one file per operation, whose header says what holds. `Store` only binds the
-schema's name and turns rows into nouns. It runs no loop, opens no connection and decides nothing.
+schema's name and turns rows into nouns. It runs no loop, opens no connection and decides nothing. Its bases have the limits
+(limit_store.py) and what people read (reading.py).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
 from psycopg import AsyncConnection, AsyncCursor, Connection, sql
-from psycopg.rows import TupleRow, dict_row, tuple_row
+from psycopg.rows import TupleRow, tuple_row
 
 from .floor import Snapshot
-from .job import PRIORITIES, SUSPECT, AttemptError, Claimed, JobState, JobStatus, NewJob, Position, lane
-from .pooler import execute
-from .settings import check_schema_name
-from .sql import as_sql, statements
+from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
+from .limit_store import LimitStore
+from .pooler import SharedConnection
+from .reading import array
 
 WORKER_DEAD = "AQ001"
 """SQLSTATE of a claim by a worker that is dead or whose lease has ended."""
@@ -38,13 +39,16 @@ LOCKED = "locked"
 LOWEST_ID = UUID(int=0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+_FENCE = ("job_id", "lane", "vt", "attempt", "spared", "tenant", "keys")
+_NO_FACTS: dict[str, Any] = {"task": "", "queue": "", "priority": 0, "max_attempts": 0, "payload": "", "created_at": EPOCH}
+
 _CALLS = {
     # Types by their whole names where user code may have run before: a temporary table of that name would be found first.
     "enqueue_many": "SELECT pg_catalog.max(pg_catalog.pg_current_xact_id()::pg_catalog.text)"
     " FROM aioqueue.enqueue_many(%s::pg_catalog.text::pg_catalog.jsonb)",
     "known_tasks": "SELECT aioqueue.known_tasks()",
     "claim": "SELECT * FROM aioqueue.claim(%s::bigint, %s::bigint[], %s::bigint[], %s::uuid[],"
-    " %s::integer[], %s::integer[], %s::integer)",
+    " %s::integer[], %s::integer[], %s::integer, %s::text::jsonb)",
     "tick": "SELECT * FROM aioqueue.tick(%s::bigint, %s::bigint[], %s::bigint[], %s::bigint[], %s::uuid[], %s::bigint[],"
     " %s::timestamptz, %s::timestamptz)",
     "promote": "SELECT aioqueue.promote(%s::timestamptz, %s::integer)",
@@ -55,7 +59,7 @@ _CALLS = {
     "finish": "SELECT aioqueue.finish(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer,"
     " %s::pg_catalog.text::pg_catalog.jsonb, %s::pg_catalog.text::pg_catalog.jsonb)",
     "read_back": "SELECT aioqueue.read_back(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer)",
-    "unknown_claims": "SELECT * FROM aioqueue.unknown_claims(%s::bigint, %s::uuid[])",
+    "unknown_claims": "SELECT * FROM aioqueue.unknown_claims(%s::bigint)",
     "confirm": "SELECT aioqueue.confirm(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer,"
     " %s::pg_catalog.text::pg_catalog.jsonb)",
     "register_worker": "SELECT aioqueue.register_worker(%s::bigint, %s::text, %s::integer, %s::text, %s::text[], %s::integer,"
@@ -91,6 +95,21 @@ class LaneQuestion(NamedTuple):
     upto: int | None
 
 
+@dataclass(slots=True)
+class Claims:
+    """What a claim gave; all but `jobs` is empty while nobody is limited."""
+
+    jobs: list[Claimed] = field(default_factory=list)
+    parked: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By lane: how many jobs were parked, and up to which virtual time."""
+    more: bool = False
+    """There may be more to claim, although it is not filled."""
+    passed: dict[int, int] = field(default_factory=dict)
+    """By key: how many jobs would have had room in it, but were parked under another key."""
+    key_floors: dict[int, int] = field(default_factory=dict)
+    """By key: the position of its first held row, or of the next."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """What one tick read; the lists run parallel to the questions."""
@@ -105,6 +124,8 @@ class Tick:
     cancelled: list[UUID]
     server: tuple[str, datetime]
     """Timeline and postmaster start time; when it changes, floors go to zero and the lease is proven anew."""
+    paused: frozenset[int] = frozenset()
+    """The lanes of paused queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,23 +141,10 @@ class EndedJob:
     error_message: str | None
 
 
-class JobPage(NamedTuple):
-    """Some jobs, how many were looked at for them, and the id of the last one looked at (of the newest only)."""
-
-    jobs: list[dict[str, Any]]
-    scanned: int
-    last: UUID | None
-
-
-def _array(values: Iterable[object]) -> str:
-    # An array literal of numbers or uuids; psycopg's own array dumper costs more than the statement.
-    return "{" + ",".join("NULL" if value is None else str(value) for value in values) + "}"
-
-
-async def _each(conn: AsyncConnection[Any], call: LiteralString, params: Sequence[str], number: int) -> AsyncCursor[TupleRow]:
+async def _select(conn: AsyncConnection[Any], columns: Iterable[LiteralString], params: Sequence[str]) -> AsyncCursor[TupleRow]:
     # Rows are tuples and parameters %s, whatever the caller's own cursors make of them.
     cursor = AsyncCursor(conn, row_factory=tuple_row)
-    return await cursor.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join([sql.SQL(call)] * number)), params)
+    return await cursor.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(map(sql.SQL, columns))), params)
 
 
 def new_job_json(job: NewJob) -> str:
@@ -150,6 +158,7 @@ def new_job_json(job: NewJob) -> str:
         "delay": job.delay,
         "run_at": None if job.run_at is None else job.run_at.isoformat(),
         "max_attempts": job.max_attempts,
+        "key": job.key,
     }
     given = json.dumps({name: value for name, value in facts.items() if value is not None}, ensure_ascii=False)
     return f'{given[:-1]}, "payload": {job.payload}}}'
@@ -160,29 +169,11 @@ def jobs_json(jobs: Iterable[NewJob]) -> str:
     return "[" + ",".join(map(new_job_json, jobs)) + "]"
 
 
-class Store:
+class Store(LimitStore):
     """The operations, bound to one schema."""
 
     def __init__(self, schema: str) -> None:
-        self.schema = check_schema_name(schema)
-        texts = {**_CALLS, **statements()}
-        # The texts are this package's own; the only thing put in is the quoted schema name.
-        self.sql = {name: as_sql(text, schema) for name, text in texts.items()}
-
-    async def execute(self, conn: AsyncConnection[Any], name: str, params: Sequence[object] = ()) -> AsyncCursor[TupleRow]:
-        """Run one of the statements; rows are tuples and parameters %s, whatever the caller's own cursors make of them."""
-        cursor = AsyncCursor(conn, row_factory=tuple_row)
-        await execute(cursor, self.sql[name], params)
-        return cursor
-
-    async def _dicts(self, conn: AsyncConnection[Any], name: str, params: Mapping[str, object]) -> list[dict[str, Any]]:
-        cursor = conn.cursor(row_factory=dict_row)
-        await execute(cursor, self.sql[name], params)
-        return await cursor.fetchall()
-
-    async def _value(self, conn: AsyncConnection[Any], name: str, *params: object) -> Any:
-        row = await (await self.execute(conn, name, params)).fetchone()
-        return None if row is None else row[0]
+        super().__init__(schema, _CALLS)
 
     async def enqueue_many(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> int:
         """Write the jobs in the connection's transaction and return its XID; see sql/functions/enqueue_many.sql."""
@@ -192,39 +183,54 @@ class Store:
         """Names of the tasks that workers have registered."""
         return [row[0] for row in await (await self.execute(conn, "known_tasks")).fetchall()]
 
-    async def claim(self, conn: AsyncConnection[Any], *, worker: int, lanes: Sequence[LaneScan], limit: int) -> list[Claimed]:
-        """Claim up to `limit` jobs; psycopg.Error with SQLSTATE AQ001 for a dead worker."""
+    async def claim(
+        self, conn: AsyncConnection[Any], *, worker: int, lanes: Sequence[LaneScan], limit: int, key_floors: str = "{}"
+    ) -> Claims:
+        """Claim up to `limit` jobs; psycopg.Error with SQLSTATE AQ001 for a dead worker. `key_floors`: KeyFloors.held."""
         cursor = await self.execute(
             conn,
             "claim",
             (
                 worker,
-                _array(scan.lane for scan in lanes),
-                _array(scan.floor[0] for scan in lanes),
-                _array(scan.floor[1] for scan in lanes),
-                _array(scan.group for scan in lanes),
-                _array(scan.share for scan in lanes),
+                array(scan.lane for scan in lanes),
+                array(scan.floor[0] for scan in lanes),
+                array(scan.floor[1] for scan in lanes),
+                array(scan.group for scan in lanes),
+                array(scan.share for scan in lanes),
                 limit,
+                key_floors,
             ),
         )
-        return [
-            Claimed(
-                worker=worker,
-                job_id=row[0],
-                lane=row[1],
-                vt=row[2],
-                attempt=row[3],
-                spared=row[4],
-                tenant=row[5],
-                task=row[6],
-                queue=row[7],
-                priority=row[8],
-                max_attempts=row[9],
-                payload=row[10],
-                created_at=row[11],
-            )
-            for row in await cursor.fetchall()
-        ]
+        claims = Claims()
+        for row in await cursor.fetchall():
+            if row[0] is not None:
+                claims.jobs.append(
+                    Claimed(
+                        worker=worker,
+                        job_id=row[0],
+                        lane=row[1],
+                        vt=row[2],
+                        attempt=row[3],
+                        spared=row[4],
+                        tenant=row[5],
+                        task=row[6],
+                        queue=row[7],
+                        priority=row[8],
+                        max_attempts=row[9],
+                        payload=row[10],
+                        created_at=row[11],
+                        keys=row[12],
+                    )
+                )
+            elif row[1] is not None:
+                claims.parked[row[1]] = (row[3], row[2])
+                claims.more = claims.more or bool(row[4])
+            else:
+                key, first = row[12]
+                claims.key_floors[key] = first
+                if row[3]:
+                    claims.passed[key] = row[3]
+        return claims
 
     async def tick(
         self,
@@ -241,11 +247,11 @@ class Store:
             "tick",
             (
                 worker,
-                _array(q.lane for q in questions),
-                _array(q.claimed_vt for q in questions),
-                _array(q.floor[0] for q in questions),
-                _array(q.floor[1] for q in questions),
-                _array(q.upto for q in questions),
+                array(q.lane for q in questions),
+                array(q.claimed_vt for q in questions),
+                array(q.floor[0] for q in questions),
+                array(q.floor[1] for q in questions),
+                array(q.upto for q in questions),
                 due_from,
                 due_to,
             ),
@@ -262,6 +268,7 @@ class Store:
             losses=row[7],
             cancelled=row[8],
             server=(row[9], row[10]),
+            paused=frozenset(row[11]),
         )
 
     async def promote(self, conn: AsyncConnection[Any], *, due_from: datetime = EPOCH, limit: int) -> int:
@@ -301,40 +308,31 @@ class Store:
         """After a commit without an answer: 'succeeded', 'ours' (it did not commit) or 'lost'."""
         return str(await self._value(conn, "read_back", *job.fence))
 
-    async def unknown_claims(self, conn: AsyncConnection[Any], *, worker: int, known: Sequence[UUID]) -> list[Claimed]:
-        """Jobs that a claim without an answer gave to this worker; only their fence is filled in. Scans live."""
-        cursor = await self.execute(conn, "unknown_claims", (worker, _array(known)))
-        return [
-            Claimed(
-                worker=worker,
-                job_id=row[0],
-                lane=row[1],
-                vt=row[2],
-                attempt=row[3],
-                spared=row[4],
-                tenant=row[5],
-                task="",
-                queue="",
-                priority=0,
-                max_attempts=0,
-                payload="",
-                created_at=EPOCH,
-            )
-            for row in await cursor.fetchall()
-        ]
+    async def unknown_claims(self, conn: AsyncConnection[Any], *, worker: int) -> list[Claimed]:
+        """What this worker runs by the rows of live; only fence, tenant and keys are filled in. Scans live."""
+        cursor = await self.execute(conn, "unknown_claims", (worker,))
+        return [Claimed(worker=worker, **dict(zip(_FENCE, row, strict=True)), **_NO_FACTS) for row in await cursor.fetchall()]
 
     async def get_settings(self, conn: AsyncConnection[Any], names: Sequence[str]) -> AsyncCursor[TupleRow]:
         """Read settings as the session has them now, in one row; NULL: it has no value."""
-        return await _each(conn, "pg_catalog.current_setting(%s, true)", names, len(names))
+        return await _select(conn, ["pg_catalog.current_setting(%s, true)"] * len(names), names)
 
-    async def set_local(self, conn: AsyncConnection[Any], values: Mapping[str, str]) -> None:
-        """Set settings for the current transaction only, in their order; 'role' among them is SET LOCAL ROLE."""
-        await _each(conn, "pg_catalog.set_config(%s, %s, true)", [part for pair in values.items() for part in pair], len(values))
+    async def set_local(self, conn: AsyncConnection[Any], values: Mapping[str, str]) -> AsyncCursor[TupleRow]:
+        """Set settings for the current transaction only; the first column of its row is the role as it is."""
+        return await _select(
+            conn,
+            ["pg_catalog.current_setting('role')", *["pg_catalog.set_config(%s, %s, true)"] * len(values)],
+            [part for pair in values.items() for part in pair],
+        )
 
-    async def leave_role(self, conn: AsyncConnection[Any], name: str, role: str) -> None:
-        """Take another role for the rest of the transaction, and keep in setting `name` the one that it was."""
-        await _each(conn, "pg_catalog.set_config(%s, pg_catalog.current_setting('role'), true)", [name], 1)
-        await self.set_local(conn, {"role": role})
+    async def set_role(self, conn: AsyncConnection[Any], role: str) -> None:
+        """Take a role for the rest of the transaction (SET LOCAL ROLE); 'none' is the session's user."""
+        await _select(conn, ["pg_catalog.set_config('role', %s, true)"], [role])
+
+    async def leave_role(self, conn: AsyncConnection[Any], role: str, *, seen: str) -> None:
+        """Take another role for the rest of the transaction, and keep in setting `seen` the one that it was."""
+        await _select(conn, ["pg_catalog.set_config(%s, pg_catalog.current_setting('role'), true)"], [seen])
+        await self.set_role(conn, role)
 
     async def register_worker(
         self,
@@ -389,7 +387,7 @@ class Store:
 
     async def read_outcomes(self, conn: AsyncConnection[Any], jobs: Sequence[tuple[UUID, str | None]]) -> list[EndedJob]:
         """Read (job id, tenant) pairs for their waiters; unknown ones give nothing."""
-        cursor = await self.execute(conn, "read_outcomes", (_array(job_id for job_id, _ in jobs), [tenant for _, tenant in jobs]))
+        cursor = await self.execute(conn, "read_outcomes", (array(job_id for job_id, _ in jobs), [tenant for _, tenant in jobs]))
         return [EndedJob(row[0], None if row[1] is None else JobState(row[1]), *row[2:]) for row in await cursor.fetchall()]
 
     async def job_status(self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None) -> JobStatus | None:
@@ -408,12 +406,14 @@ class Store:
         await self.execute(conn, "notify", (kind,))
 
     async def scrub(self, conn: AsyncConnection[Any]) -> None:
-        """Take from the connection what a job left on it, between transactions."""
+        """Take from the server's session what a job left on it: after a transaction, behind a pooler also before one."""
         await self.execute(conn, "scrub")
+        if isinstance(conn, SharedConnection):
+            await conn.put_back_reported()
 
     async def ended_transactions(self, conn: AsyncConnection[Any], xids: Sequence[int]) -> set[int]:
         """Return those of the transactions (pg_current_xact_id) that have ended."""
-        cursor = await self.execute(conn, "ended_transactions", (_array(xids),))
+        cursor = await self.execute(conn, "ended_transactions", (array(xids),))
         return {int(row[0]) for row in await cursor.fetchall()}
 
     # What the guard does in its thread while the event loop is blocked.
@@ -428,73 +428,3 @@ class Store:
     def record_in_thread(self, conn: Connection[Any], *, worker: int, outcomes: str) -> dict[UUID, str]:
         """Do as `record` does."""
         return dict(conn.execute(self.sql["record"], (worker, outcomes)).fetchall())
-
-    # What people read, as rows of named columns; see sql/statements/. Made for the worker's role.
-
-    async def list_jobs(
-        self,
-        conn: AsyncConnection[Any],
-        *,
-        state: str | None = None,
-        queue: str | None = None,
-        tenant: str | None = None,
-        task: str | None = None,
-        before: UUID | None = None,
-        window: int,
-        limit: int,
-    ) -> JobPage:
-        """Up to `limit` jobs among the `window` first ones of a state (None: the newest of all).
-
-        Order: newest first; ready ones as they will be claimed, scheduled ones by their time, dead and cancelled ones by
-        their end. `before`: only jobs with a lower id (not for ready, running, scheduled, dead, cancelled).
-        """
-        filters: dict[str, object] = {"queue": queue, "tenant": tenant, "task": task, "window": window, "limit": limit}
-        if state in (JobState.READY, JobState.RUNNING):
-            lanes = None if queue is None else _array(lane(queue, level) for level in (*PRIORITIES, SUSPECT))
-            rows = await self._dicts(conn, "list_live", {**filters, "lanes": lanes, "running": state == JobState.RUNNING})
-        elif state == JobState.SCHEDULED:
-            rows = await self._dicts(conn, "list_scheduled", filters)
-        elif state in (JobState.DEAD, JobState.CANCELLED):
-            rows = await self._dicts(conn, "list_ended", {**filters, "state": str(state)})
-        else:
-            rows = await self._dicts(conn, "list_newest", {**filters, "before": before, "state": state})
-        scanned, last = (rows[0]["scanned"], rows[0]["last"]) if rows else (0, None)
-        jobs = [{name: value for name, value in row.items() if name not in ("scanned", "last")} for row in rows if row["id"]]
-        return JobPage(jobs, scanned, last)
-
-    async def show_job(self, conn: AsyncConnection[Any], job_id: UUID) -> dict[str, Any] | None:
-        """All that is known of one job, with payload and result; None: unknown."""
-        rows = await self._dicts(conn, "show_job", {"id": job_id})
-        return rows[0] if rows else None
-
-    async def list_attempts(self, conn: AsyncConnection[Any], job_id: UUID, *, limit: int) -> list[dict[str, Any]]:
-        """The job's attempts that did not succeed, the latest first."""
-        return await self._dicts(conn, "list_attempts", {"id": job_id, "limit": limit})
-
-    async def count_lanes(self, conn: AsyncConnection[Any], *, cap: int) -> list[dict[str, Any]]:
-        """Ready and running jobs of each queue and priority, each lane counted up to `cap`."""
-        return await self._dicts(conn, "count_lanes", {"cap": cap})
-
-    async def count_tenants(self, conn: AsyncConnection[Any], *, cap: int, limit: int) -> list[dict[str, Any]]:
-        """The tenants with most ready jobs, each lane counted up to `cap`."""
-        return await self._dicts(conn, "count_tenants", {"cap": cap, "limit": limit})
-
-    async def count_scheduled(self, conn: AsyncConnection[Any], *, cap: int) -> dict[str, Any]:
-        """Scheduled jobs up to `cap`, those of them that wait to be retried, and the next one's time."""
-        return (await self._dicts(conn, "count_scheduled", {"cap": cap}))[0]
-
-    async def count_dead(self, conn: AsyncConnection[Any], *, cap: int) -> int:
-        """Jobs that ended as dead in the last 7 days, up to `cap`."""
-        return int((await self._dicts(conn, "count_dead", {"cap": cap}))[0]["dead"])
-
-    async def count_unknown_tasks(self, conn: AsyncConnection[Any], *, cap: int) -> list[dict[str, Any]]:
-        """Jobs that wait because no worker that claimed them knew their task, by name."""
-        return await self._dicts(conn, "count_unknown_tasks", {"cap": cap})
-
-    async def list_workers(self, conn: AsyncConnection[Any], *, cap: int) -> list[dict[str, Any]]:
-        """The workers that have a row, with the jobs they hold, each lane counted up to `cap`."""
-        return await self._dicts(conn, "list_workers", {"cap": cap})
-
-    async def list_handed_back(self, conn: AsyncConnection[Any], *, cap: int, limit: int) -> list[dict[str, Any]]:
-        """Jobs that were handed back more than 20 times in a row, among the first `cap` of each place."""
-        return await self._dicts(conn, "list_handed_back", {"cap": cap, "limit": limit})

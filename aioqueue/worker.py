@@ -3,7 +3,8 @@
     Worker.run
     ├── Heartbeat    beats; the last to stop                      renew.py
     ├── Recorder x2  outcomes in batches                          record.py
-    ├── Maintenance  tick, promote, rescue                        maintenance/
+    ├── Unparker     jobs that wait for a limit                   unpark.py
+    ├── Maintenance  tick, promote, rescue, sweep                 maintenance/
     ├── Pruner       partitions of id time: made ahead, dropped   maintenance/prune.py
     ├── Guard        a thread: watches this loop                  guard.py
     ├── Claimer      free slots + wake-up or poll → claim         claim.py
@@ -44,6 +45,7 @@ from .stop import LAST_WORD, Stop
 from .store import LOWEST_ID, Store
 from .task import Task
 from .transaction import JobTransactions
+from .unpark import Unparker
 from .version import VERSION
 
 STANDSTILL = 5.0
@@ -114,7 +116,9 @@ class Worker:
             capacity=max(1000, 4 * worker.concurrency),
             recorded=lambda: wake_ups.hint("done"),
             ready=self._ready,
+            ended=lambda job: self._unparker.ended(job),
         )
+        unparker = self._unparker = Unparker(database, store, observers, floors, ready=self._ready)
         runner = self._runner = slots.runner = Runner(
             tasks=tasks,
             transactions=JobTransactions(database, store, settings, committed=lambda: wake_ups.hint("ready")),
@@ -139,6 +143,8 @@ class Worker:
                     "queue": task.definition.queue,
                     "priority": task.definition.priority,
                     "max_attempts": task.definition.retry.max_attempts,
+                    "max_running": task.definition.max_running,
+                    "max_running_per_key": task.definition.max_running_per_key,
                 }
                 for name, task in tasks.items()
             ],
@@ -173,6 +179,7 @@ class Worker:
             wait_room=recorder.wait_room,
             put=recorder.put,
             claimed=self._maintenance.wake,
+            passed=unparker.passed,
         )
         self._guard = slots.guard = Guard(
             database.own_conninfo,
@@ -193,6 +200,7 @@ class Worker:
             grace=grace,
             drain=worker.drain,
             worker=lambda: self.heartbeat.worker,
+            unparked=unparker.wait_idle,
         )
 
     @property
@@ -240,6 +248,7 @@ class Worker:
         claims = _keep(self._claimer.run, "claimer")
         loops = [
             *(_keep(self._recorder.run, "recorder") for _ in range(RECORDERS)),
+            _keep(self._unparker.run, "unparker"),
             _keep(self._maintenance.run, "maintenance"),
             _keep(self._pruner.run, "pruner"),
             _keep(self.heartbeat.run, "heartbeat"),

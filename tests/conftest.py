@@ -6,6 +6,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from psycopg.rows import TupleRow
 from aioqueue import AioQueue, migrate
 from tests.kit import MakeApp, Seen
 from tests.postgres import VERSIONS, Database, Server, VersionMissing, programs
+
+PROCESSES = 4
 
 # Read by the type checkers, never run.
 collect_ignore = ["typing"]
@@ -28,6 +31,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"PostgreSQL {config.getoption('postgres')}, schema {config.getoption('schema')}"
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Processes for the tests: four, since most of them wait; none besides ours for single files, which begin sooner so."""
+    return 0 if all(Path(argument.partition("::")[0]).is_file() for argument in config.args) else PROCESSES
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the slow ones, whatever the order: several processes share the tests, and none is to wait for the last."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(scope="session")
@@ -54,8 +68,8 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def migrated(server: Server, schema: str) -> Database:
-    """The session's one migrated database; tests take `database`, which is clean."""
+def template(server: Server, schema: str) -> Database:
+    """A migrated database that nobody connects to, so that it can be copied."""
     database = server.create()
 
     async def prepare() -> None:
@@ -65,6 +79,20 @@ def migrated(server: Server, schema: str) -> Database:
 
     asyncio.run(prepare())
     return database
+
+
+@pytest.fixture(scope="session")
+def migrated(server: Server, template: Database) -> Database:
+    """The session's one migrated database; tests take `database`, which is clean."""
+    return server.create(template)
+
+
+@pytest.fixture
+def own_database(server: Server, template: Database) -> Iterator[Database]:
+    """A migrated database of the test's own, for what changes the tables themselves; dropped after the test."""
+    database = server.create(template)
+    yield database
+    server.drop(database)
 
 
 @pytest.fixture

@@ -109,11 +109,12 @@ class Server:
         """Return the URI for `owner`, `worker`, `client` or `superuser`."""
         return self.cluster.dsn(SUPERUSER if role == "superuser" else f"aioqueue_{role}", database)
 
-    def create(self) -> Database:
-        """Create an empty database, owned by aioqueue_owner, without rights for others on schema public."""
+    def create(self, template: Database | None = None) -> Database:
+        """Create a database, owned by aioqueue_owner, without rights for others on schema public; empty, or a copy."""
         database = Database(self, f"test_{next(self._numbers)}")
         name, owner = sql.Identifier(database.name), sql.Identifier(OWNER)
-        self._administer("postgres", [sql.SQL("CREATE DATABASE {} OWNER {}").format(name, owner)])
+        copied = sql.Identifier("template1" if template is None else template.name)
+        self._administer("postgres", [sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {}").format(name, owner, copied)])
         self._administer(database.name, [sql.SQL("REVOKE ALL ON SCHEMA public FROM PUBLIC")])
         return database
 
@@ -123,7 +124,7 @@ class Server:
         self._administer("postgres", [command])
 
     def empty(self, database: Database, schema: str) -> None:
-        """Empty all tables of the schema but schema_version, as its owner, and set its sequences back.
+        """Empty all tables of the schema but those that describe it, as its owner, and set its sequences back.
 
         Whoever still stands in a transaction after its test is ended, or else it would stop every later test.
         """
@@ -146,7 +147,7 @@ def _truncate(dsn: str, schema: str) -> None:
         tables = conn.execute(
             "SELECT relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = relnamespace"
             " WHERE nspname = %s AND relkind IN ('r', 'p') AND NOT relispartition"
-            " AND relname <> 'schema_version'",
+            " AND relname NOT IN ('schema_version', 'id_range')",
             [schema],
         ).fetchall()
         if tables:

@@ -9,7 +9,7 @@ PUBLIC = """
     AioQueue AioQueueError AppNotOpen BoundTask Cancel ConfigurationError DuplicateJob EmbeddedError EnqueueError InvalidOption
     InvalidPayload InvalidResult Job JobCancelled JobContext JobError JobFacts JobFailed JobNotFound JobState JobStatus
     JobTransaction LeaseLost LeaseSettings LimitSettings NotCommitted PoolSettings ResultError ResultInvalid ResultTimeout
-    Retry RetryIn RunningWorker SchemaError Settings Snooze Task TaskDefinitionError TenantSettings TimeLimitExceeded
+    RetentionSettings Retry RetryIn RunningWorker SchemaError Settings Snooze Task TaskDefinitionError TenantSettings TimeLimitExceeded
     TransactionAborted TransactionViolation UnknownTask WorkerSettings __version__
 """.split()
 

@@ -1,12 +1,11 @@
 """Sessions for the tests of the SQL: two or three of the worker's role, one of the owner's, one of the client's."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 from psycopg import AsyncConnection
 
-from aioqueue import migrate
 from aioqueue.store import Store
 from tests.postgres import Database
 from tests.sql.engine import Session
@@ -14,9 +13,8 @@ from tests.sql.engine import Session
 Connect = Callable[[str], Awaitable[Session]]
 
 
-@pytest.fixture
-async def connect(database: Database, schema: str) -> AsyncIterator[Connect]:
-    """A function that opens one more session as owner, worker, client or superuser; closed after the test."""
+@asynccontextmanager
+async def _sessions(database: Database, schema: str) -> AsyncIterator[Connect]:
     async with AsyncExitStack() as stack:
 
         async def open_session(role: str) -> Session:
@@ -25,6 +23,13 @@ async def connect(database: Database, schema: str) -> AsyncIterator[Connect]:
             return Session(conn, Store(schema))
 
         yield open_session
+
+
+@pytest.fixture
+async def connect(database: Database, schema: str) -> AsyncIterator[Connect]:
+    """A function that opens one more session as owner, worker, client or superuser; closed after the test."""
+    async with _sessions(database, schema) as sessions:
+        yield sessions
 
 
 @pytest.fixture
@@ -55,17 +60,7 @@ async def guest(connect: Connect) -> Session:
 
 
 @pytest.fixture
-async def own(fresh_database: Callable[[], Database], schema: str) -> AsyncIterator[Connect]:
+async def own(own_database: Database, schema: str) -> AsyncIterator[Connect]:
     """As `connect`, to a migrated database of the test's own, for what changes the tables themselves."""
-    database = fresh_database()
-    await migrate.migrate(database.dsn("owner"), schema=schema)
-    for kind in ("worker", "client"):
-        await migrate.grant(database.dsn("owner"), schema=schema, role=f"aioqueue_{kind}", kind=kind)
-    async with AsyncExitStack() as stack:
-
-        async def open_session(role: str) -> Session:
-            conn = await AsyncConnection.connect(database.dsn(role), autocommit=True)
-            stack.push_async_callback(conn.close)
-            return Session(conn, Store(schema))
-
-        yield open_session
+    async with _sessions(own_database, schema) as sessions:
+        yield sessions

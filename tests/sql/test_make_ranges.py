@@ -71,7 +71,8 @@ async def test_a_range_with_too_many_rows_in_default_is_left_out(own: Connect) -
     boss = await own("owner")
     await boss.rows(
         "INSERT INTO aioqueue.job_default (id, task, queue, tenant, priority, max_attempts, payload, created_at)"
-        " SELECT aioqueue.first_id(%s + n * interval '1 ms'), 't', 'q', '', 0, 1, '{}', now() FROM generate_series(1, 10001) AS n",
+        " SELECT aioqueue.first_id(%s + n * interval '1 ms'), 't', 'q', '', 0, 1, '{}', now()"
+        " FROM generate_series(1, 10001) AS n",
         THEN,
     )
     async with as_if_then(boss):
