@@ -313,6 +313,9 @@ class NumpyLike:
     def __float__(self) -> float:
         return NAN
 
+    def __repr__(self) -> str:
+        return "NumpyLike(nan)"
+
 
 WRAPPERS: list[Callable[[Any], Any]] = [
     lambda value: value,

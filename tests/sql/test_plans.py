@@ -18,6 +18,9 @@ from aioqueue.store import LOWEST_ID
 from tests.postgres import Server
 from tests.sql.plans import CLAIMED, LANE, ROWS, WORKER, Watched, fill, job_id
 
+# One process runs them all: their data take seconds to make.
+pytestmark = pytest.mark.xdist_group("plans")
+
 CLAIM = (
     "SELECT * FROM aioqueue.claim(%s::bigint, ARRAY[%s::bigint], ARRAY[%s::bigint], ARRAY[%s::uuid],"
     " ARRAY[0], ARRAY[100], %s::integer)"
