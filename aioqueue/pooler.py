@@ -13,7 +13,7 @@ import socket
 from typing import Any, LiteralString, Self
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor, Connection, IsolationLevel
+from psycopg import AsyncConnection, AsyncCursor, Connection, IsolationLevel, sql
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import TupleRow
 
@@ -79,6 +79,11 @@ class SharedConnection(PoolConnection):
     def is_idle(self) -> bool:
         """Whether nobody has begun a transaction or a pipeline on it."""
         return self.info.transaction_status == TransactionStatus.IDLE and self.pgconn.pipeline_status == PipelineStatus.OFF
+
+    async def put_back_reported(self) -> None:
+        """Set what the pooler keeps for this client, after RESET ALL: to the server's session that was somebody else's."""
+        calls = sql.SQL(", ").join([sql.SQL("pg_catalog.set_config(%s, %s, false)")] * len(self.reported))
+        await self.execute(sql.SQL("SELECT {}").format(calls), [part for pair in self.reported.items() for part in pair])
 
     @classmethod
     async def connect(cls, *args: Any, **options: Any) -> Self:

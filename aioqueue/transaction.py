@@ -1,7 +1,7 @@
 """A job's transactions: opened with the tenant set locally, ended by a fenced statement and COMMIT in one trip, then scrubbed.
 
-Three round trips beside the user's own (DESIGN.md, "A job's own transaction"). Decides nothing about outcomes: it raises,
-and run.py turns that into one. User code is cancelled elsewhere; here nothing is.
+Three round trips beside the user's own (DESIGN.md, "A job's own transaction"). User code has a connection object of its own,
+which is dead before the ending begins. Decides nothing about outcomes: it raises, and run.py turns that into one.
 """
 
 from __future__ import annotations
@@ -12,52 +12,58 @@ import logging
 import random
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from functools import partial
 
 import psycopg
-from psycopg import AsyncConnection, AsyncTransaction
 from psycopg.pq import PipelineStatus, TransactionStatus
-from psycopg.rows import TupleRow
-from psycopg.transaction import OutOfOrderTransactionNesting
 
-from .context import JobTransaction, current_job
+from .context import JobTransaction, running_job
 from .database import Database, NoFreeConnection, deadline
 from .errors import InvalidResult, LeaseLost, TransactionViolation
+from .identity import MARKER, ROLE, Identity
 from .job import Claimed
+from .job_connection import LEFT, JobConnection
+from .nested import Nesting
+from .pooler import PoolConnection, sever
 from .settings import Settings
 from .store import NOT_OWNED, REFUSED, VIOLATION, Store
 
 logger = logging.getLogger("aioqueue")
 
-MARKER = "aioqueue_job.marker"
-LEFT = "the task broke its transaction: it ended it by itself (COMMIT or ROLLBACK in SQL)"
 HAS_TRANSACTION_TIMEOUT = 170000
+MISCONFIGURED = ("22", "42")
+"""Classes of SQLSTATE of a beginning that no other connection would make better: a role or setting that cannot be had."""
 
 
 class OpenTransaction:
     """One begun transaction of a job on one connection; ended by `finish`, `confirm` or `abort`, whichever comes first."""
 
+    face: JobTransaction
+    """What user code is given; there once it has begun."""
+
     def __init__(
-        self, store: Store, database: Database, settings: Settings, job: Claimed, conn: AsyncConnection[TupleRow]
+        self, store: Store, database: Database, settings: Settings, job: Claimed, identity: Identity, conn: PoolConnection
     ) -> None:
-        self.face = JobTransaction(job, conn)
         self._store = store
         self._database = database
         self._settings = settings
         self._job = job
+        self._identity = identity
         self._conn = conn
         self._marker = f"{job.worker}:{job.attempt}:{secrets.token_hex(8)}"
-        self._transaction = AsyncTransaction(conn)
+        self._role = ""
+        """The runtime's own, in which it ends the transaction."""
+        self._user = conn.info.parameter_status("session_authorization")
+        self._given: JobConnection | None = None
+        self._nesting: Nesting | None = None
         self._ended = False
-        self._saved = (conn.row_factory, conn.cursor_factory, conn.server_cursor_factory, conn.prepare_threshold)
-        self._modes = (conn.isolation_level, conn.read_only, conn.deferrable)
 
     async def begin(self, seconds: float) -> None:
         """BEGIN and the local settings, in one round trip; `seconds` is what is left of the job's time limit."""
         limit = f"{max(1, int(seconds * 1000))}ms"
         rollback = self._settings.limits.rollback
         values = {
-            self._settings.tenants.setting: self._job.tenant or "",
+            **self._identity.settings,
             MARKER: self._marker,
             "row_security": "on",
             "statement_timeout": limit,
@@ -68,8 +74,28 @@ class OpenTransaction:
         if self._conn.info.server_version >= HAS_TRANSACTION_TIMEOUT:
             values["transaction_timeout"] = f"{int((seconds + rollback) * 1000)}ms"
         async with deadline(self._conn, self._settings.pool.deadline), self._conn.pipeline():
-            await self._transaction.__aenter__()
-            await self._store.set_local(self._conn, values)
+            await self._conn.execute(self._conn._get_tx_start_command(), prepare=False)
+            cursor = await self._store.set_local(self._conn, values)
+            if self._identity.role is not None:
+                await self._store.set_role(self._conn, self._identity.role)
+        row = await cursor.fetchone()
+        self._role = "none" if row is None else row[0]
+        self._given = JobConnection(self._conn)
+        self._nesting = Nesting(
+            self._store, self._settings.tenants, self._job, self._identity, role=self._role, marker=self._marker
+        )
+        self.face = JobTransaction(self._job, self._given, self._nesting.open)
+        self._nesting.face = self.face
+
+    @property
+    def _expected(self) -> dict[str, str]:
+        """Every setting that must be as it was when the transaction began."""
+        expected = {**self._identity.settings, MARKER: self._marker, "row_security": "on", "role": self._role}
+        if self._user is not None:
+            expected["session_authorization"] = self._user
+        if self._identity.role is not None:
+            expected[ROLE] = self._identity.role
+        return expected
 
     async def finish(self, result: str) -> None:
         """Record success and commit, together. `result` is JSON text.
@@ -77,33 +103,26 @@ class OpenTransaction:
         Raises LeaseLost, TransactionViolation, or the psycopg.Error with which the server refused: nothing was committed
         then. Returns only when it is committed, also when COMMIT's answer was lost and had to be read back.
         """
-        error = await self._end(
-            lambda: self._store.finish(
-                self._conn, self._job, marker=self._marker, setting=self._settings.tenants.setting, result=result
-            )
-        )
+        error = await self._end(partial(self._store.finish, self._conn, self._job, expected=self._expected, result=result))
         if error is not None and await self._read_back() != "succeeded":
             raise error
 
     async def confirm(self) -> None:
         """Check that the job is still this worker's, and commit; raises as `finish` does."""
-        error = await self._end(
-            lambda: self._store.confirm(self._conn, self._job, marker=self._marker, setting=self._settings.tenants.setting)
-        )
+        error = await self._end(partial(self._store.confirm, self._conn, self._job, expected=self._expected))
         if error is not None:
             raise error
 
     async def _end(self, send: Callable[[], Awaitable[None]]) -> BaseException | None:
         """Send the last statement, COMMIT and the scrub; an error returned (not raised) leaves open whether COMMIT was good."""
         self._check_status()
-        self._restore()
         try:
             async with deadline(self._conn, self._settings.pool.deadline), self._conn.pipeline():
+                if self._identity.role is not None:
+                    await self._store.leave_role(self._conn, self._role, seen=ROLE)
                 await send()
-                await self._transaction.__aexit__(None, None, None)
+                await self._conn.execute("COMMIT", prepare=False)
                 await self._store.scrub(self._conn)
-        except OutOfOrderTransactionNesting:
-            raise TransactionViolation("the task broke its transaction: it left a transaction() block open") from None
         except psycopg.Error as error:
             if error.sqlstate == NOT_OWNED:
                 raise LeaseLost(self._job.job_id) from None
@@ -118,42 +137,65 @@ class OpenTransaction:
                     raise InvalidResult(self._job.task, f"PostgreSQL refuses it: {error}") from None
                 raise
             self._ended = True
-            self.face.detach()
             self._database.lost(error)
             await self._conn.close()
             # Only after a good COMMIT is the tail reached: then the outcome stands.
             return None if "scrub()" in (error.diag.context or "") else error
         self._ended = True
-        await self._give_back()
         return None
 
+    def _take_back(self) -> bool:
+        """Take the connection from user code, for good; whether another task or thread of it has a statement under way."""
+        if self._given is None:
+            return False
+        # In this order: a thread that is about to use it finds it dead, or is found here.
+        self._given.kill()
+        self.face.detach()
+        return self._given.in_use
+
     def _check_status(self) -> None:
+        given = self._given
+        assert given is not None  # noqa: S101 - it has begun
+        in_use = self._take_back()
+        if given.left:
+            raise TransactionViolation(LEFT)
+        if given.closed_by_user:
+            raise TransactionViolation("the task broke its transaction: it closed its connection")
         if self._conn.closed:
             raise psycopg.OperationalError("the connection of the job's transaction was lost")
         if self._conn.pgconn.pipeline_status != PipelineStatus.OFF:
             raise TransactionViolation("the task broke its transaction: it left a pipeline() block open")
         status = self._conn.info.transaction_status
+        if in_use or status == TransactionStatus.ACTIVE:
+            raise TransactionViolation(
+                "the task broke its transaction: it ended while a statement was under way in it, in another task or thread "
+                "that was not awaited, or a COPY or stream() that was not read to its end"
+            )
         if status == TransactionStatus.INERROR:
             raise TransactionViolation(
                 "a statement failed in the job's transaction and the task went on: let the error out, or put what may fail "
                 "into a savepoint (async with tx.connection.transaction())"
             )
-        if status == TransactionStatus.IDLE:
-            raise TransactionViolation(LEFT)
         if status != TransactionStatus.INTRANS:
-            raise TransactionViolation(f"the task broke its transaction: it left the connection {status.name} (a COPY?)")
+            raise TransactionViolation(f"the task broke its transaction: it left the connection {status.name}")
+        if given.open_blocks:
+            raise TransactionViolation("the task broke its transaction: it left a transaction() block open")
+        if self._nesting is not None and self._nesting.broken is not None:
+            raise self._nesting.broken
 
     async def left(self) -> bool:
         """Whether user code ended it by itself (and perhaps began another): then nothing can undo what it wrote."""
-        if self._ended or self._conn.closed or self._conn.pgconn.pipeline_status != PipelineStatus.OFF:
+        in_use = self._take_back()
+        if self._given is not None and self._given.left:
+            return True
+        if in_use or self._ended or self._conn.closed or self._conn.pgconn.pipeline_status != PipelineStatus.OFF:
             return False
-        status = self._conn.info.transaction_status
-        if status != TransactionStatus.INTRANS:
-            return status == TransactionStatus.IDLE
-        self._restore()
+        if self._conn.info.transaction_status != TransactionStatus.INTRANS:
+            return False
         try:
             async with deadline(self._conn, self._settings.limits.rollback):
-                return await self._store.get_setting(self._conn, MARKER) != self._marker
+                row = await (await self._store.get_settings(self._conn, [MARKER])).fetchone()
+                return row is not None and row[0] != self._marker
         except psycopg.Error:
             return False
 
@@ -181,45 +223,31 @@ class OpenTransaction:
         if self._ended:
             return
         self._ended = True
-        self.face.detach()
+        in_use = self._take_back()
+        usable = not in_use and self._conn.info.transaction_status != TransactionStatus.ACTIVE
         try:
-            if not self._conn.closed and not isinstance(error, TransactionViolation):
+            if usable and not self._conn.closed and not isinstance(error, TransactionViolation):
                 async with deadline(self._conn, self._settings.limits.rollback):
-                    if self._transaction.status is AsyncTransaction.Status.ACTIVE:
-                        await self._transaction.__aexit__(type(error), error, error.__traceback__)
-                    if self._conn.info.transaction_status != TransactionStatus.IDLE:
-                        await self._conn.rollback()
-                    self._restore()
+                    await self._conn.rollback()
                     await self._store.scrub(self._conn)
-                await self._give_back()
-                return
+                if self._conn.pgconn.pipeline_status == PipelineStatus.OFF:
+                    return
         except psycopg.Error as failed:
             logger.debug("rollback of job %s failed, its connection is closed: %s", self._job.job_id, failed)
         except BaseException:
             # A cancellation: what was not scrubbed serves nobody any more.
-            await self._conn.close()
+            await self._close()
             raise
+        await self._close()
+
+    async def _close(self) -> None:
+        if self._given is not None and self._given.in_use:
+            # Who still waits on the socket sees its end first; a number of it that is used again would be waited on, too.
+            sever(self._conn)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.limits.rollback), self._given.lock:
+                    pass
         await self._conn.close()
-
-    async def _give_back(self) -> None:
-        """Leave the connection to the next job, or close it where user code changed what cannot be put back."""
-        self.face.detach()
-        conn = self._conn
-        if (
-            (conn.isolation_level, conn.read_only, conn.deferrable) != self._modes
-            or not conn.autocommit
-            or conn.pgconn.pipeline_status != PipelineStatus.OFF
-        ):
-            await conn.close()
-
-    def _restore(self) -> None:
-        """Put back what user code may have set on the connection object: our own statements are next, then another job."""
-        conn: Any = self._conn
-        conn.row_factory, conn.cursor_factory, conn.server_cursor_factory, conn.prepare_threshold = self._saved
-        # psycopg has no public way to drop a connection's own adapters and handlers.
-        conn._adapters = None
-        conn._notice_handlers.clear()
-        conn._notify_handlers.clear()
 
 
 class JobTransactions:
@@ -237,7 +265,8 @@ class JobTransactions:
 
         Raises NoFreeConnection before anything was begun.
         """
-        async with self._begun(job, seconds, self._settings.limits.transaction_wait) as opened:
+        identity = Identity.of(job, self._settings.tenants)
+        async with self._begun(job, identity, seconds, self._settings.limits.transaction_wait) as opened:
             yield opened
         if opened.face.enqueued:
             self._committed()
@@ -245,29 +274,32 @@ class JobTransactions:
     @contextlib.asynccontextmanager
     async def short(self, job: Claimed, seconds: float) -> AsyncIterator[JobTransaction]:
         """A short transaction of a task that holds nothing; committed at the end of the block if the job is still ours."""
-        if isinstance(current_job.get(), JobTransaction):
+        if isinstance(running_job.get(), JobTransaction):
             raise TransactionViolation(
                 "a transaction of this job is open already, and a second one could wait for its connection for ever: use "
                 "a savepoint (async with tx.connection.transaction()), or end the first"
             )
-        async with self._begun(job, seconds, None) as opened:
-            outer = current_job.set(opened.face)
+        identity = Identity.of(job, self._settings.tenants)
+        async with self._begun(job, identity, seconds, None) as opened:
+            outer = running_job.set(opened.face)
             try:
                 yield opened.face
             finally:
-                current_job.reset(outer)
+                running_job.reset(outer)
             await opened.confirm()
         if opened.face.enqueued:
             self._committed()
 
     @contextlib.asynccontextmanager
-    async def _begun(self, job: Claimed, seconds: float, wait: float | None) -> AsyncIterator[OpenTransaction]:
+    async def _begun(
+        self, job: Claimed, identity: Identity, seconds: float, wait: float | None
+    ) -> AsyncIterator[OpenTransaction]:
         async with contextlib.AsyncExitStack() as stack:
-            opened = await self._begin(stack, job, seconds, wait)
+            opened = await self._begin(stack, job, identity, seconds, wait)
             try:
                 yield opened
             except Exception as error:
-                if await opened.left():
+                if await opened.left() and not isinstance(error, TransactionViolation):
                     violation = TransactionViolation(LEFT)
                     await opened.abort(violation)
                     raise violation from error
@@ -279,7 +311,9 @@ class JobTransactions:
             finally:
                 opened.face.detach()
 
-    async def _begin(self, stack: contextlib.AsyncExitStack, job: Claimed, seconds: float, wait: float | None) -> OpenTransaction:
+    async def _begin(
+        self, stack: contextlib.AsyncExitStack, job: Claimed, identity: Identity, seconds: float, wait: float | None
+    ) -> OpenTransaction:
         # A connection that died in the pool shows here, before user code has begun: every one may have died.
         last: psycopg.Error | None = None
         loop = asyncio.get_running_loop()
@@ -289,11 +323,13 @@ class JobTransactions:
                 break
             async with contextlib.AsyncExitStack() as trial:
                 conn = await trial.enter_async_context(self._database.for_job(wait))
-                opened = OpenTransaction(self._store, self._database, self._settings, job, conn)
+                opened = OpenTransaction(self._store, self._database, self._settings, job, identity, conn)
                 try:
                     await opened.begin(seconds)
                 except psycopg.Error as error:
                     await conn.close()
+                    if (error.sqlstate or "")[:2] in MISCONFIGURED:
+                        raise
                     if not self._database.lost(error):
                         raise NoFreeConnection(f"the job's transaction could not be opened: {error}") from error
                     last = error
