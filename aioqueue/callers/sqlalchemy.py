@@ -39,6 +39,12 @@ def transaction_of(driver_connection: Any) -> OpenTransaction:
     return Unseen(driver_connection)
 
 
+def as_text(statement: Statement) -> Any:
+    """Return the statement with parameters :p1, :p2, …; other colons are escaped (a schema's name has no backslash)."""
+    text = statement.joined(lambda number: f":p{number}", lambda part: part.replace(":", "\\:"))
+    return sys.modules["sqlalchemy"].text(text)
+
+
 class Blocking(SyncCaller):
     """A `Session` or `Connection`."""
 
@@ -48,17 +54,15 @@ class Blocking(SyncCaller):
 
     def fetch(self, statement: Statement, *params: str | None) -> str | None:
         """Run the statement; see SyncCaller."""
-        sqlalchemy = sys.modules["sqlalchemy"]
+        errors = sys.modules["sqlalchemy.exc"]
         try:
             # A session begins of itself here, as with any first statement.
             conn = self._on.connection() if is_a(self._on, "sqlalchemy.orm", "Session") else self._on
             if conn.dialect.name != "postgresql":
                 raise InvalidOption("on", f"expected SQLAlchemy on PostgreSQL, got its dialect {conn.dialect.name!r}")
-            # text() takes a colon for a parameter's; a schema's name has no backslash (settings.py).
-            text = statement.joined(lambda number: f":p{number}", lambda part: part.replace(":", "\\:"))
             named = {f"p{number}": value for number, value in enumerate(params, 1)}
-            answer: str | None = self._on.execute(sqlalchemy.text(text), named).scalar()
-        except sqlalchemy.exc.PendingRollbackError:
+            answer: str | None = self._on.execute(as_text(statement), named).scalar()
+        except errors.PendingRollbackError:
             raise TransactionAborted from None
         self._transaction = transaction_of(conn.connection.driver_connection)
         return answer

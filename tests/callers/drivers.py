@@ -353,9 +353,12 @@ class Django(Blocking):
         return transaction.atomic()
 
     async def set_codec(self) -> None:
-        await self.run(self.on.ensure_connection)
-        set_json_dumps(_dumps, self.on.connection)
-        set_json_loads(_dumps, self.on.connection)
+        def set_both() -> None:  # the proxy's connection is the thread's
+            self.on.ensure_connection()
+            set_json_dumps(_dumps, self.on.connection)
+            set_json_loads(_dumps, self.on.connection)
+
+        await self.run(set_both)
 
 
 AWAITED: list[type[Driver]] = [

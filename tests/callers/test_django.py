@@ -1,0 +1,69 @@
+"""Django beyond what all libraries share: other ways to name a connection, and hints from a process without an open app."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from django.db import connections, transaction
+
+from aioqueue import AioQueue, TransactionAborted, WorkerSettings
+from aioqueue.callers import django as caller
+from aioqueue.events import ListenerConnected
+from tests.callers.conftest import Open
+from tests.callers.drivers import Django
+from tests.kit import MakeApp, Seen
+from tests.sql.engine import Session
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def driver(open_driver: Open) -> AsyncIterator[Django]:
+    async with open_driver(Django) as opened:
+        assert isinstance(opened, Django)
+        yield opened
+
+
+async def test_a_connection_by_its_name(app: AioQueue, driver: Django, boss: Session) -> None:
+    def enqueue() -> None:
+        with transaction.atomic():
+            app.get("add").options(on=connections["default"]).enqueue_sync(1)
+
+    await driver.run(enqueue)
+    assert await boss.value("SELECT count(*) FROM aioqueue.job") == 1
+
+
+async def test_a_block_that_must_be_rolled_back_takes_no_job(app: AioQueue, driver: Django, boss: Session) -> None:
+    def enqueue() -> None:
+        with transaction.atomic():
+            driver.on.set_rollback(True)
+            app.get("add").options(on=driver.on).enqueue_sync(1)
+
+    with pytest.raises(TransactionAborted):
+        await driver.run(enqueue)
+    assert await boss.value("SELECT count(*) FROM aioqueue.job") == 0
+
+
+async def test_without_an_open_app_the_connection_gives_the_hint_itself(
+    make_app: MakeApp, driver: Django, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process of Django's alone; the worker is another's and would not look for an hour."""
+    monkeypatch.setattr(caller, "DEBOUNCE", 0.0)
+    app, closed = make_app(worker=WorkerSettings(poll=3600)), make_app()
+    async with app, app.worker():
+        await seen.wait(ListenerConnected)
+        for n in range(3):
+            await driver.begin()
+            job = await driver.enqueue(closed, n)
+            await driver.commit()
+            assert await app.job(job.id).result(30) == n + 1
+        job = await driver.enqueue(closed, 3)  # in autocommit
+        assert await app.job(job.id).result(30) == 4
+
+
+async def test_a_block_that_is_rolled_back_gives_none(driver: Django, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caller, "DEBOUNCE", 0.0)
+    monkeypatch.setattr(caller, "_last_hint", 0.0)
+    await driver.begin()
+    await driver.enqueue(make_app(), 1)
+    await driver.rollback()
+    assert caller._last_hint == 0.0
