@@ -24,6 +24,8 @@ from aioqueue.events import (
     LeaseLost,
     ListenerConnected,
     LoopBlocked,
+    PoolerFound,
+    RisksFound,
     WorkerStarted,
     WorkerStopped,
     WorkerStopping,
@@ -137,6 +139,10 @@ def describe(event: Event) -> tuple[int, str]:
             return logging.WARNING, f"the {event.loop} cannot reach the database: {event.error}"
         case DatabaseRecovered():
             return logging.INFO, f"the {event.loop} reaches the database again, after {event.seconds:.1f} s"
+        case RisksFound():
+            return logging.DEBUG, f"starting with {len(event.findings)} findings"
+        case PoolerFound():
+            return logging.DEBUG, "a pooler stands between"  # services.py has said what that means
         case ListenerConnected():
             return logging.DEBUG, "listening for wake-ups"
         case WorkerStarted():

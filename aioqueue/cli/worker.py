@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import importlib
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import click
+from click.core import ParameterSource
 
 from aioqueue import migrate as migrations
 from aioqueue.app import AioQueue
@@ -48,6 +50,7 @@ class Wanted:
 @option("--drain", is_flag=True, help="End once nothing is ready; scheduled jobs are not waited for.")
 @option("--migrate", is_flag=True, help="Bring the schema up to date first, as the role of the DSN.")
 @option("--grace", type=click.FloatRange(min=0), metavar="SECONDS", help="Time for jobs to end after the first signal (25).")
+@option("--listen-dsn", envvar="AIOQUEUE_LISTEN_DSN", metavar="URI", help="A direct way to the database, for wake-ups.")
 @option("--health", type=click.IntRange(0, 65535), metavar="PORT", help="Answer /livez and /readyz there, on 127.0.0.1.")
 @option("--uvloop/--no-uvloop", default=True, help="Run on uvloop where it is installed (the default).")
 @option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True, help="What to log.")
@@ -59,6 +62,7 @@ def worker(
     drain: bool,
     migrate: bool,
     grace: float | None,
+    listen_dsn: str | None,
     health: int | None,
     uvloop: bool,
     log_level: str,
@@ -74,7 +78,12 @@ def worker(
     if common.app is None:
         raise Misuse("worker needs the app: -A module:app (AIOQUEUE_APP), such as -A tasks:app")
     level = getattr(logging, log_level.upper())
+    if listen_dsn:
+        # Before the import, as for --dsn: an app may read it there.
+        os.environ["AIOQUEUE_LISTEN_DSN"] = listen_dsn
     app = make_app(common)
+    if ctx.get_parameter_source("listen_dsn") is ParameterSource.COMMANDLINE and app.listen_dsn not in (None, listen_dsn):
+        raise Misuse(f"{common.app} has a listen_dsn of its own: leave --listen-dsn out, or write AioQueue() there without one")
     # After the import of the app: logging that it has set up itself stays as it is.
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)-7s %(message)s")
     logging.getLogger("aioqueue").setLevel(level)
