@@ -21,7 +21,7 @@ from .floor import Floors
 from .job import PRIORITIES, SUSPECT, Claimed, Fence, lane
 from .outcome import Outcome, Reason, Released
 from .settings import WorkerSettings
-from .store import WORKER_DEAD, LaneScan, Store
+from .store import WORKER_DEAD, Claims, LaneScan, Store
 from .suspect import SuspectTurn
 
 LOWEST_FIRST = 20
@@ -138,6 +138,7 @@ class Claimer:
         wait_room: Callable[[], Awaitable[None]],
         put: Callable[[Claimed, Outcome], None],
         claimed: Callable[[], None],
+        passed: Callable[[Mapping[int, int]], None],
     ) -> None:
         self._database = database
         self._store = store
@@ -150,6 +151,7 @@ class Claimer:
         self._wait_room = wait_room
         self._put = put
         self._claimed = claimed
+        self._passed = passed
         self._wake_up = asyncio.Event()
         self._unanswered: float | None = None
         self._suspect = SuspectTurn()
@@ -204,11 +206,12 @@ class Claimer:
                 await asyncio.sleep(GATHER)
                 backlog = True
                 continue
-            jobs = await self._claim(limit)
-            backlog = len(jobs) == limit
+            claims = await self._claim(limit)
+            jobs = claims.jobs
+            backlog = len(jobs) == limit or claims.more
             for job in jobs:
                 self._slots.start(job)
-            if jobs:
+            if jobs or claims.more or claims.passed:
                 self.found_nothing.clear()
             elif self._settings.drain and self._slots.empty.is_set() and await self._run_suspect():
                 backlog = True
@@ -233,7 +236,7 @@ class Claimer:
         """Claim one suspect and run it with nothing beside it, from the first to the last; whether there was one."""
         self._suspect.reset()
         self._floors.suspect_ready = False
-        jobs = await self._claim(1, [LaneScan(line, self._floors[line].start, 1) for line in self._lanes.suspects()])
+        jobs = (await self._claim(1, [LaneScan(line, self._floors[line].start, 1) for line in self._lanes.suspects()])).jobs
         for job in jobs:
             self.found_nothing.clear()
             self._slots.start(job)
@@ -242,7 +245,7 @@ class Claimer:
             self.waits_for_slots = False
         return bool(jobs)
 
-    async def _claim(self, limit: int, scans: Sequence[LaneScan] | None = None) -> list[Claimed]:
+    async def _claim(self, limit: int, scans: Sequence[LaneScan] | None = None) -> Claims:
         """Claim up to `limit` jobs (of the given lanes; default: all but the suspects'), waiting out an outage."""
         lost_since: float | None = None
         pause = 0.1
@@ -251,12 +254,14 @@ class Claimer:
             try:
                 async with self._database.runtime() as conn:
                     lanes = self._lanes.scans(self._floors, limit) if scans is None else scans
-                    jobs = await self._store.claim(conn, worker=worker, lanes=lanes, limit=limit)
+                    losses = self._database.losses
+                    floors = self._floors.held.text(losses)
+                    claims = await self._store.claim(conn, worker=worker, lanes=lanes, limit=limit, key_floors=floors)
                 break
             except psycopg.Error as error:
                 if error.sqlstate == WORKER_DEAD:
                     self._lease.refused(worker)
-                    return []
+                    return Claims()
                 self._unanswered = time.monotonic() + UNANSWERED
                 if lost_since is None:
                     lost_since = time.monotonic()
@@ -270,12 +275,17 @@ class Claimer:
                 raise
         if lost_since is not None:
             self._observers.emit(DatabaseRecovered("claimer", time.monotonic() - lost_since))
-        for job in jobs:
+        for job in claims.jobs:
             self._floors.claimed(job.lane, job.vt)
             self._observers.emit(JobClaimed(job.job_id, job.task, job.tenant, job.attempt))
-        if jobs:
+        for lane_number, (_, vt) in claims.parked.items():
+            self._floors.claimed(lane_number, vt)  # virtual time has come past them, or no floor would
+        self._floors.held.learn(claims.key_floors, losses)
+        if claims.passed:
+            self._passed(claims.passed)
+        if claims.jobs or claims.parked:
             self._claimed()
-        return jobs
+        return claims
 
     async def hand_back_unknown(self, seconds: float | None = None) -> None:
         """Hand back what a claim without an answer took, within so many seconds; until the server cannot commit it any more."""
@@ -287,7 +297,7 @@ class Claimer:
         try:
             async with self._database.runtime(seconds) as conn:
                 # All that this worker runs: of a job that was given up on, an earlier attempt is known and this one perhaps not.
-                jobs = await self._store.unknown_claims(conn, worker=self._lease.worker, known=())
+                jobs = await self._store.unknown_claims(conn, worker=self._lease.worker)
         except psycopg.Error:
             return
         known |= self._slots.known()

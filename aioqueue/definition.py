@@ -46,6 +46,10 @@ class TaskDefinition:
     payload: PayloadCodec
     result: ResultCodec
     fn: Callable[..., Any]
+    max_running: int | None = None
+    """Jobs of it that run at once, over all workers; None: as many as there are."""
+    max_running_per_key: int | None = None
+    """The same for jobs of one key."""
 
 
 def define(
@@ -56,6 +60,8 @@ def define(
     priority: int = 0,
     retry: Retry | None = None,
     timeout: timedelta | float | None = None,
+    max_running: int | None = None,
+    max_running_per_key: int | None = None,
 ) -> TaskDefinition:
     """Check a function and its options, and make a task of them. Raises TaskDefinitionError."""
     _check_function(fn)
@@ -84,6 +90,8 @@ def define(
         payload=PayloadCodec(parameters if holds is Holds.NOTHING else parameters[1:], task=name),
         result=ResultCodec(returned, task=name),
         fn=fn,
+        max_running=_read_limit("max_running", max_running, task=name),
+        max_running_per_key=_read_limit("max_running_per_key", max_running_per_key, task=name),
     )
 
 
@@ -131,6 +139,14 @@ def _read_timeout(timeout: object, *, task: str) -> float | None:
     if seconds <= 0:
         raise TaskDefinitionError(f"task {task!r}: timeout: must be more than 0 s, got {timeout!r}")
     return seconds
+
+
+def _read_limit(option: str, limit: object, *, task: str) -> int | None:
+    if limit is None:
+        return None
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 2**31:
+        raise TaskDefinitionError(f"task {task!r}: {option}: expected a whole number of at least 1, got {limit!r}")
+    return limit
 
 
 def _read_holds(parameters: list[inspect.Parameter], *, is_async: bool, task: str) -> Holds:

@@ -1,4 +1,5 @@
-"""The scan floor of a lane: a position below which no ready job is, so that a claim never walks over what was taken.
+"""The scan floor of a lane: a position below which no ready job is, so that a claim never walks over what was taken; that of
+limited keys, so that nobody counts what has ended.
 
 Pure: it is told what a tick read (virtual time, snapshot) and answers from where to scan and what to ask next.
 The floor moves up to V of a tick only when every transaction that was running then has ended AND a later look has found no
@@ -7,8 +8,9 @@ visible ready row up to there; why that is exact stands in `LaneFloor.observe`.
 
 from __future__ import annotations
 
+import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
@@ -119,6 +121,41 @@ class LaneFloor(Generic[T]):
             self._waiting.clear()
 
 
+class KeyFloors:
+    """Where the rows of each limited key begin, in one of the tables held and parked: so many keys, those met last.
+
+    Positions are drawn under the key's lock, so that they come in the order of their commits: a row that comes later has a
+    higher position than all that were ever seen, and what an answer found to be first stays so for ever, whatever becomes of
+    the transaction that asked. Only a server that lost commits may have gone back; `losses` (database.py) tells.
+    """
+
+    def __init__(self, capacity: int = 256) -> None:
+        self.capacity = capacity
+        self._firsts: dict[int, int] = {}
+        self._losses = 0
+
+    def text(self, losses: int) -> str:
+        """Return them as JSON, for a statement that is sent now; `losses`: connections lost so far."""
+        if losses != self._losses:
+            self._firsts.clear()
+            self._losses = losses
+        return json.dumps(self._firsts) if self._firsts else "{}"
+
+    def learn(self, firsts: Mapping[int, int], losses: int) -> None:
+        """Take in what an answer said; `losses` as they were before its statement was sent."""
+        if losses != self._losses:
+            return
+        for key, first in firsts.items():
+            self._firsts[key] = max(first, self._firsts.pop(key, 0))
+        while len(self._firsts) > self.capacity:
+            del self._firsts[next(iter(self._firsts))]
+
+    def reset(self) -> None:
+        """Begin at the start of every key: the server was restarted or failed over."""
+        self._firsts.clear()
+        self._losses = -1
+
+
 class Floors:
     """The floors of all lanes that one process serves, and that of `scheduled` in microseconds since 1970."""
 
@@ -128,6 +165,8 @@ class Floors:
         self.suspect_ready = False
         """Whether the last tick saw a suspect ready: that lane is asked about in full, at every tick."""
         self.due: LaneFloor[int] = LaneFloor(0)
+        self.held = KeyFloors()
+        self.parked = KeyFloors()
         self._floors: dict[int, LaneFloor[UUID]] = {lane: LaneFloor(lowest) for lane in self.lanes}
         self._claimed = dict.fromkeys(self.lanes, 0)
         self._moved = False
@@ -158,6 +197,8 @@ class Floors:
     def reset(self) -> None:
         """Start from zero everywhere; see `LaneFloor.reset`."""
         self.due.reset()
+        self.held.reset()
+        self.parked.reset()
         for floor in self._floors.values():
             floor.reset()
         self._claimed = dict.fromkeys(self.lanes, 0)

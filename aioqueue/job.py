@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -76,6 +76,7 @@ class NewJob:
     delay: float | None = None
     run_at: datetime | None = None
     max_attempts: int | None = None
+    key: str | None = None
 
 
 Fence = tuple[int, int, int, UUID, int]
@@ -99,6 +100,8 @@ class Claimed:
     max_attempts: int
     payload: str
     created_at: datetime
+    keys: Sequence[int] = ()
+    """The limited keys that it holds; jobs that wait for one of them are made ready after its end."""
     claimed_at: float = field(default_factory=time.monotonic)
     """When this process had it, by time.monotonic()."""
 

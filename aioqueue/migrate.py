@@ -26,7 +26,7 @@ CLIENT_FUNCTIONS = (
 WORKER_FUNCTIONS = (
     *CLIENT_FUNCTIONS, "claim", "tick", "promote", "record", "finish", "confirm", "register_worker", "beat", "resign",
     "rescue", "rescue_orphans", "scrub", "lane", "read_back", "make_ranges", "prune_range", "prune_default",
-    "unknown_claims",
+    "unknown_claims", "set_tenant", "set_queue", "settle_limits", "park_tenant", "sweep_parked", "unpark",
 )  # fmt: skip
 
 _VERSION_TABLE = """
@@ -205,7 +205,22 @@ def grants(*, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") ->
     name = quote_schema(schema)
     lines = [f"GRANT USAGE ON SCHEMA {name} TO {who};", f"GRANT SELECT ON {name}.schema_version TO {who};"]
     if kind == "worker":
-        tables = ("job", "live", "scheduled", "outcome", "attempt", "cancel", "worker", "task", "jobs")
+        tables = (
+            "job",
+            "live",
+            "scheduled",
+            "outcome",
+            "attempt",
+            "cancel",
+            "worker",
+            "task",
+            "jobs",
+            "tenant",
+            "limits",
+            "queue",
+            "held",
+            "parked",
+        )
         lines += [f"GRANT SELECT ON {name}.{table} TO {who};" for table in tables]
     # Function signatures are left to the server: every function has one.
     allowed = WORKER_FUNCTIONS if kind == "worker" else CLIENT_FUNCTIONS

@@ -27,6 +27,7 @@ class Options:
     delay: float | None = None
     run_at: datetime | None = None
     max_attempts: int | None = None
+    key: str | None = None
 
     @classmethod
     def of(
@@ -38,6 +39,7 @@ class Options:
         delay: timedelta | float | None = None,
         run_at: datetime | None = None,
         max_attempts: int | None = None,
+        key: str | None = None,
     ) -> Options:
         """Check what a user gave. Raises InvalidOption."""
         if delay is not None and run_at is not None:
@@ -49,6 +51,7 @@ class Options:
             delay=_check("delay", delay, check_delay),
             run_at=_check("run_at", run_at, _check_run_at),
             max_attempts=_check("max_attempts", max_attempts, check_max_attempts),
+            key=_check("key", key, lambda value: check_name("key", value)),
         )
 
     def job(self, task: str, payload: str) -> NewJob:
@@ -63,6 +66,7 @@ class Options:
             delay=self.delay,
             run_at=self.run_at,
             max_attempts=self.max_attempts,
+            key=self.key,
         )
 
 

@@ -120,6 +120,7 @@ class Recorder:
         capacity: int,
         recorded: Callable[[], None],
         ready: Callable[[], None] | None = None,
+        ended: Callable[[Claimed], None] | None = None,
     ) -> None:
         self._database = database
         self._store = store
@@ -127,6 +128,7 @@ class Recorder:
         self._capacity = capacity
         self._recorded = recorded
         self._ready = ready
+        self._ended = ended
         self._pending: dict[Pending, None] = {}
         """All that is not recorded yet, wherever it stands: in one of the next three, or in a write."""
         self._queue: deque[Pending] = deque()
@@ -279,6 +281,8 @@ class Recorder:
             self._retry_held()  # what stood in the way may be gone for all
 
     def _note(self, job: Claimed, state: str, pending: Pending | None = None) -> None:
+        if self._ended is not None:
+            self._ended(job)
         event = JobRecorded(job.job_id, job.task, job.tenant, job.attempt, state, time.monotonic() - job.claimed_at)
         if pending is not None:
             spared = pending.reason in _SPARED

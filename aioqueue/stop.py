@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from .attempt import Cause
@@ -35,6 +35,7 @@ class Stop:
         grace: float,
         drain: bool,
         worker: Callable[[], int],
+        unparked: Callable[[], Awaitable[None]],
     ) -> None:
         self._slots = slots
         self._claimer = claimer
@@ -43,6 +44,7 @@ class Stop:
         self._grace = grace
         self._drain = drain
         self._worker = worker
+        self._unparked = unparked
         self._asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._gave_up = asyncio.Event()
@@ -91,12 +93,16 @@ class Stop:
         except TimeoutError:
             self.unwritten = self._slots.recorder.pending + len(self._slots.guard.jobs())
             return False
+        with contextlib.suppress(TimeoutError):  # otherwise another worker sweeps
+            async with asyncio.timeout(LAST_WORD):
+                await self._unparked()
         return True
 
     async def _wait_drained(self) -> None:
         while True:
             await self._slots.empty.wait()
             await self._slots.recorder.wait_idle()
+            await self._unparked()
             # What ran may have enqueued more. The claim that is under way now may be too old to see it, the next is not.
             for _ in range(2):
                 self._claimer.found_nothing.clear()

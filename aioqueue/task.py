@@ -193,16 +193,20 @@ class Task(Generic[F, P, R]):
         delay: timedelta | float | None = None,
         run_at: datetime | None = None,
         max_attempts: int | None = None,
+        key: str | None = None,
         on: object | None = None,
     ) -> BoundTask[P, R]:
         """Choose options for jobs of this task: `await task.options(tenant="42").enqueue(…)`.
 
         `delay` (seconds or a timedelta) counts from the database's now; `run_at` needs a time zone.
-        `priority` is −2 to 2, higher runs first. `on` is the connection or session whose transaction the job
+        `priority` is −2 to 2, higher runs first. Of jobs with the same `key` no more run at once than the task's
+        `max_running_per_key`. `on` is the connection or session whose transaction the job
         joins, or the app, to leave the running job's transaction and tenant. Raises InvalidOption.
         """
         return self.bound(
-            Options.of(tenant=tenant, queue=queue, priority=priority, delay=delay, run_at=run_at, max_attempts=max_attempts),
+            Options.of(
+                tenant=tenant, queue=queue, priority=priority, delay=delay, run_at=run_at, max_attempts=max_attempts, key=key
+            ),
             on=on,
         )
 
@@ -275,6 +279,8 @@ class TaskRegistry(Enqueuer):
         priority: int = ...,
         retry: Retry | None = ...,
         timeout: timedelta | float | None = ...,
+        max_running: int | None = ...,
+        max_running_per_key: int | None = ...,
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -286,18 +292,32 @@ class TaskRegistry(Enqueuer):
         priority: int = 0,
         retry: Retry | None = None,
         timeout: timedelta | float | None = None,
+        max_running: int | None = None,
+        max_running_per_key: int | None = None,
     ) -> Any:
         """Register a function as a task: `@app.task` or `@app.task(queue="mail")`.
 
         The default name is `module.function`. `timeout` limits one attempt (seconds or a timedelta; None: the
-        worker's limit). Raises TaskDefinitionError for a function that cannot be a task, and for a name that
+        worker's limit). `max_running` limits how many of its jobs run at once, over all workers, `max_running_per_key`
+        how many of one `.options(key=…)`. Raises TaskDefinitionError for a function that cannot be a task, and for a name that
         is taken.
         """
 
         def register(function: Callable[..., Any]) -> Task[..., ..., Any]:
             if isinstance(function, Task):
                 raise TaskDefinitionError(f"{function.name!r} is a task already; register the plain function, under another name")
-            return self._register(define(function, name=name, queue=queue, priority=priority, retry=retry, timeout=timeout))
+            return self._register(
+                define(
+                    function,
+                    name=name,
+                    queue=queue,
+                    priority=priority,
+                    retry=retry,
+                    timeout=timeout,
+                    max_running=max_running,
+                    max_running_per_key=max_running_per_key,
+                )
+            )
 
         return register if fn is None else register(fn)
 

@@ -29,6 +29,7 @@ import psycopg
 from .attempt import Cause
 from .claim import Claimer, Lanes
 from .database import Database
+from .doctor.start import check_start
 from .events import Observers, WorkerStarted, WorkerStopped
 from .floor import Floors
 from .guard import Guard
@@ -106,6 +107,7 @@ class Worker:
         self.started = started
         """Set once the worker has its row and claims."""
 
+        self._check = lambda: check_start(database, store, observers, settings.tenants)
         lanes = Lanes(queues)
         floors = Floors(lanes.all(), LOWEST_ID, suspects=lanes.suspects())
         slots = self._slots = Slots(worker.concurrency)
@@ -242,8 +244,9 @@ class Worker:
 
         Whatever way it ends, claiming stops first, jobs have the grace period, outcomes are recorded, the heartbeat goes
         last. A second cancellation would break into that: see running.py. Raises psycopg.OperationalError when the database
-        cannot be reached at the start.
+        cannot be reached at the start, UnsafeDatabase when it would not keep tenants apart (doctor/start.py).
         """
+        await self._check()
         await self.heartbeat.register()
         claims = _keep(self._claimer.run, "claimer")
         loops = [

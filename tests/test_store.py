@@ -87,7 +87,7 @@ async def test_a_claimed_job_carries_its_fence(store: Store, owner: Conn) -> Non
     job = NewJob(id=new_job_id(), task="t", payload='{"a":  [1, "ü🐘"]}', queue="default", priority=0, tenant="T", max_attempts=2)
     await store.enqueue_many(owner, [job])
     worker = await register(store, owner)
-    (claimed,) = await store.claim(owner, worker=worker, lanes=[LaneScan(LANE, (0, LOWEST_ID), 1)], limit=1)
+    (claimed,) = (await store.claim(owner, worker=worker, lanes=[LaneScan(LANE, (0, LOWEST_ID), 1)], limit=1)).jobs
     assert claimed.fence == (worker, LANE, claimed.vt, job.id, 1)
     assert json.loads(claimed.payload) == json.loads(job.payload)
     assert claimed.created_at.tzinfo is not None
@@ -97,7 +97,7 @@ async def test_extreme_numbers_pass(store: Store, owner: Conn) -> None:
     worker = await register(store, owner)
     low, high = -(2**63), 2**63 - 1
     scans = [LaneScan(low, (high, UUID(int=2**128 - 1)), 1), LaneScan(high, (low, LOWEST_ID), 1)]
-    assert await store.claim(owner, worker=worker, lanes=scans, limit=100) == []
+    assert (await store.claim(owner, worker=worker, lanes=scans, limit=100)).jobs == []
     questions = [LaneQuestion(low, 0, (0, LOWEST_ID), high), LaneQuestion(high, 0, (0, LOWEST_ID), None)]
     tick = await store.tick(owner, worker=worker, questions=questions, due_to=EPOCH)
     assert (tick.vts, tick.firsts) == ([0, 0], [None, None])
@@ -125,7 +125,7 @@ async def test_the_callers_row_factory_and_settings_do_not_matter(store: Store, 
         job = NewJob(id=new_job_id(), task="t", payload="{}", queue="default", priority=0, tenant="T")
         for _ in range(2):
             assert await store.enqueue_many(conn, [job]) > 0
-        (claimed,) = await store.claim(conn, worker=worker, lanes=[LaneScan(LANE, (0, LOWEST_ID), 1)], limit=1)
+        (claimed,) = (await store.claim(conn, worker=worker, lanes=[LaneScan(LANE, (0, LOWEST_ID), 1)], limit=1)).jobs
         assert claimed.tenant == "T"
         assert (await store.tick(conn, worker=worker, questions=[])).vts == []
         status = await store.job_status(conn, job.id)

@@ -19,6 +19,7 @@ from aioqueue.store import Store, Tick
 
 from .promote import Promoter
 from .rescue import Rescuer
+from .sweep import Sweeper
 from .tick import Ticker
 
 
@@ -51,6 +52,7 @@ class Maintenance:
         self._ticker = Ticker(database, store, floors, worker=worker, restarted=restarted)
         self._promoter = Promoter(database, store, observers)
         self._rescuer = Rescuer(database, store, observers)
+        self._sweeper = Sweeper(database, store)
         self._busy = asyncio.Event()
         self._next_rescue = 0.0
 
@@ -104,6 +106,8 @@ class Maintenance:
             moved = await self._rescuer.rescue(self._worker()) if tick.losses else 0
             if moved + await self._rescuer.rescue_orphans():
                 self._rescued()
+        if await self._sweeper.sweep():
+            self._ready()
         if not self._floors.at_rest:
             return self._settings.tick
         return self._idle_pause(tick)

@@ -97,7 +97,7 @@ class Ticker:
         for question, value, found in zip(questions, tick.vts, tick.firsts, strict=True):
             floor, first, upto = floors[question.lane], found, question.upto
             if question.lane in floors.suspects:
-                floors.suspect_ready = floors.suspect_ready or found is not None
+                floors.suspect_ready = floors.suspect_ready or (found is not None and question.lane not in tick.paused)
                 upto = floor.value if full else floor.question
                 first = None if found is None or upto is None or found.vt > upto else found
             if full and first is not None:

@@ -87,7 +87,7 @@ class Session:
     ) -> list[Claimed]:
         """Claim from the lanes, each from the same floor."""
         scans = [LaneScan(number, floor, limit) for number in lanes]
-        return await self.store.claim(self.conn, worker=worker, lanes=scans, limit=limit)
+        return (await self.store.claim(self.conn, worker=worker, lanes=scans, limit=limit)).jobs
 
     async def claim_one(self, worker: int, **options: Any) -> Claimed:
         (job,) = await self.claim(worker, 1, **options)
@@ -101,11 +101,14 @@ class Session:
         await self.begin()
         await self.store.set_local(self.conn, {setting: job.tenant or "", "aioqueue_job.marker": "marker", "row_security": "on"})
 
+    def _expected(self, job: Claimed) -> dict[str, str]:
+        return {"app.tenant": job.tenant or "", "aioqueue_job.marker": "marker", "row_security": "on", "role": "none"}
+
     async def finish(self, job: Claimed, result: str = "null") -> None:
-        await self.store.finish(self.conn, job, marker="marker", setting="app.tenant", result=result)
+        await self.store.finish(self.conn, job, expected=self._expected(job), result=result)
 
     async def confirm(self, job: Claimed) -> None:
-        await self.store.confirm(self.conn, job, marker="marker", setting="app.tenant")
+        await self.store.confirm(self.conn, job, expected=self._expected(job))
 
     async def rescue(self, worker: int = 0, limit: int = 100) -> tuple[int, int] | None:
         return await self.store.rescue(self.conn, worker=worker, limit=limit)

@@ -65,7 +65,7 @@ class Plans:
     def indexes(self) -> set[str]:
         return {node["Index Name"] for node in self.nodes() if "Index Name" in node}
 
-    def check(self, *indexes: str, small: tuple[str, ...] = ("worker", "cancel", "task")) -> None:
+    def check(self, *indexes: str, small: tuple[str, ...] = ("worker", "cancel", "task", "queue", "limits", "tenant")) -> None:
         """Each index is used, and no table but the small ones is read by anything else; no table's rows are sorted."""
         assert set(indexes) <= self.indexes(), f"{indexes} expected, got {self.indexes()}"
         for node in self.nodes():

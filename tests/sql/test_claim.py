@@ -91,7 +91,7 @@ async def test_lanes_of_a_group_share_before_one_of_them_fills_the_rest(one: Ses
     ]
 
     async def take(limit: int) -> dict[int, int]:
-        jobs = await one.store.claim(one.conn, worker=worker, lanes=scans, limit=limit)
+        jobs = (await one.store.claim(one.conn, worker=worker, lanes=scans, limit=limit)).jobs
         return {number: sum(job.lane == number for job in jobs) for number in (a, b, low)}
 
     assert await take(12) == {a: 9, b: 3, low: 0}, "b has three, so that a fills the rest before a lower group"
@@ -212,7 +212,7 @@ async def test_the_claim_is_the_only_update_of_live(boss: Session) -> None:
         r" AND prosrc ~* ('(update|merge\s+into)\s+(only\s+)?' "
         r" || regexp_replace('aioqueue.live', '([\".])', '\\\1', 'g') || '\M')"
     )
-    assert writers == [("claim",)]
+    assert sorted(writers) == [("claim",), ("claim_limited",)]
 
 
 async def test_a_claim_changes_no_indexed_column(boss: Session, one: Session) -> None:

@@ -1,12 +1,12 @@
--- cancel_job: scheduled or ready → cancelled at once; running → a request that its worker reads with its next tick.
+-- cancel_job: scheduled, ready or parked → cancelled at once; running → a request that its worker reads with its next tick.
 -- In the caller's transaction. Returns the state after it ('running': asked for), or NULL for a job unknown to the tenant
--- (p_tenant NULL: any tenant). A job that has ended keeps its end. Locks one row; served by scheduled_job, live_job.
--- A job that moves between the two tables meanwhile is looked for again, a few times.
+-- (p_tenant NULL: any tenant). A job that has ended keeps its end. Locks one row; served by scheduled_job, live_job, parked_job.
+-- A job that moves between these tables meanwhile is looked for again, a few times.
 CREATE OR REPLACE FUNCTION aioqueue.cancel_job(p_job_id uuid, p_tenant text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
-    r aioqueue.live; s aioqueue.scheduled; ended text;
+    r aioqueue.live; waited integer; spares integer; ended text;
 BEGIN
     PERFORM FROM aioqueue.job j WHERE j.id = p_job_id AND (p_tenant IS NULL OR j.tenant = p_tenant);
     IF NOT FOUND THEN
@@ -24,10 +24,13 @@ BEGIN
             INSERT INTO aioqueue.cancel (job_id, worker, requested_at) VALUES (p_job_id, r.worker, clock_timestamp()) ON CONFLICT DO NOTHING;
             RETURN 'running';
         END IF;
-        DELETE FROM aioqueue.scheduled x WHERE x.job_id = p_job_id RETURNING * INTO s;
+        DELETE FROM aioqueue.scheduled x WHERE x.job_id = p_job_id RETURNING x.attempt, x.spared INTO waited, spares;
+        IF NOT FOUND THEN
+            DELETE FROM aioqueue.parked x WHERE x.job_id = p_job_id RETURNING x.attempt, x.spared INTO waited, spares;
+        END IF;
         IF FOUND THEN
             INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, message, finished_at)
-            VALUES (p_job_id, 'cancelled', s.attempt, s.spared, 'cancelled before it ran', clock_timestamp());
+            VALUES (p_job_id, 'cancelled', waited, spares, 'cancelled before it ran', clock_timestamp());
             RETURN 'cancelled';
         END IF;
     END LOOP;

@@ -1,14 +1,17 @@
 -- claim: ready → running, for up to p_limit jobs of the given lanes, in the order given; counts the attempt.
 -- Neighbouring lanes of one p_groups number (a priority) share: first each gives up to its share, then the rest is filled
 -- from them, before the next group is looked at. Each lane is scanned from its floor, below which nothing is ready
--- (floor.py). An empty lane costs one index probe.
+-- (floor.py). An empty lane costs one index probe. Lanes of paused queues are left out.
 -- Precondition: the worker lives; its row is locked FOR KEY SHARE first, so that rescue (FOR UPDATE) and a claim never
--- overlap; a dead worker gets SQLSTATE AQ001. Then live rows in lane order, SKIP LOCKED: no claim waits for another.
+-- overlap; a dead worker gets SQLSTATE AQ001. Then a shared lock, so that settle_limits can wait for the claims in flight;
+-- then live rows in lane order, SKIP LOCKED: no claim waits for another. Where there is any limit, claim_limited goes on.
 -- Served by live_pkey. ctid = ANY(ARRAY(…)) because a join with a LIMIT parameter flips to a sequential scan.
+-- keys: the limited keys that the job holds. Rows without a job_id: see claim_limited.
 CREATE OR REPLACE FUNCTION aioqueue.claim(
-    p_worker bigint, p_lanes bigint[], p_floor_vts bigint[], p_floor_ids uuid[], p_groups integer[], p_shares integer[], p_limit integer
+    p_worker bigint, p_lanes bigint[], p_floor_vts bigint[], p_floor_ids uuid[], p_groups integer[], p_shares integer[],
+    p_limit integer, p_key_floors jsonb DEFAULT '{}'
 ) RETURNS TABLE (job_id uuid, lane bigint, vt bigint, attempt integer, spared integer, tenant text, task text, queue text,
-                 priority smallint, max_attempts integer, payload text, created_at timestamptz)
+                 priority smallint, max_attempts integer, payload text, created_at timestamptz, keys bigint[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -16,11 +19,21 @@ AS $$
 #variable_conflict use_column
 DECLARE
     free integer := p_limit; wanted integer; got integer; first integer := 1; last integer; n integer := cardinality(p_lanes);
-    spent boolean[] := array_fill(false, ARRAY[n]);
+    spent boolean[] := array_fill(false, ARRAY[n]); paused bigint[];
 BEGIN
     PERFORM FROM aioqueue.worker w WHERE w.id = p_worker AND NOT w.dead AND w.lease_until > clock_timestamp() FOR KEY SHARE;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = 'AQ001', MESSAGE = 'worker ' || p_worker || ' is dead, unknown, or its lease has ended';
+    END IF;
+    PERFORM pg_advisory_xact_lock_shared(hashtextextended('aioqueue.settle_limits', 0));
+    paused := aioqueue.paused_lanes();
+    IF cardinality(paused) > 0 THEN
+        spent := ARRAY(SELECT l = ANY (paused) FROM unnest(p_lanes) AS l);
+    END IF;
+    IF EXISTS (SELECT FROM aioqueue.limits) THEN
+        RETURN QUERY SELECT * FROM aioqueue.claim_limited(
+            p_worker, p_lanes, p_floor_vts, p_floor_ids, p_groups, p_shares, p_limit, p_key_floors, spent);
+        RETURN;
     END IF;
     WHILE first <= n AND free > 0 LOOP
         last := first;
@@ -41,7 +54,7 @@ BEGIN
                             ORDER BY l.vt, l.job_id LIMIT wanted FOR UPDATE SKIP LOCKED))
                     RETURNING r.job_id, r.lane, r.vt, r.attempt, r.spared, r.tenant)
                 SELECT c.job_id, c.lane, c.vt, c.attempt, c.spared, nullif(c.tenant, ''), j.task, j.queue, j.priority,
-                       j.max_attempts, j.payload::text, j.created_at
+                       j.max_attempts, j.payload::text, j.created_at, '{}'::bigint[]
                   FROM c, LATERAL (SELECT * FROM aioqueue.job b WHERE b.id = c.job_id LIMIT 1) j;
                 GET DIAGNOSTICS got = ROW_COUNT;
                 spent[i] := got < wanted;

@@ -2,12 +2,13 @@
 -- language. Written on enqueue_many, which says what holds.
 CREATE OR REPLACE FUNCTION aioqueue.enqueue(
     task text, payload jsonb DEFAULT '{}', tenant text DEFAULT NULL, queue text DEFAULT NULL, priority integer DEFAULT NULL,
-    delay interval DEFAULT NULL, run_at timestamptz DEFAULT NULL, max_attempts integer DEFAULT NULL, id uuid DEFAULT NULL
+    delay interval DEFAULT NULL, run_at timestamptz DEFAULT NULL, max_attempts integer DEFAULT NULL, id uuid DEFAULT NULL,
+    key text DEFAULT NULL
 ) RETURNS uuid
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN (SELECT e FROM aioqueue.enqueue_many(jsonb_build_array(jsonb_build_object(
         'task', enqueue.task, 'payload', enqueue.payload, 'tenant', enqueue.tenant, 'queue', enqueue.queue,
         'priority', enqueue.priority, 'delay', enqueue.delay, 'run_at', enqueue.run_at,
-        'max_attempts', enqueue.max_attempts, 'id', enqueue.id))) AS e);
+        'max_attempts', enqueue.max_attempts, 'id', enqueue.id, 'key', enqueue.key))) AS e);
 END $$;

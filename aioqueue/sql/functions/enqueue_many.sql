@@ -1,6 +1,6 @@
 -- enqueue_many: (nothing) → ready or scheduled, for a jsonb array of jobs, in the caller's transaction; ids in order.
--- A job: {"task", "payload", "tenant", "queue", "priority", "delay", "run_at", "max_attempts", "id", "retry_of"}; all but
--- task may be left out. delay is an interval or seconds. Options left out come from table task, then from the defaults.
+-- A job: {"task", "payload", "tenant", "queue", "priority", "delay", "run_at", "max_attempts", "id", "key", "retry_of"};
+-- all but task may be left out. delay is an interval or seconds. Options left out come from table task, then from the defaults.
 -- XID first, then clock and tags (ENGINE.md, invariant 1). Locks nothing that others wait for; makes no row that others use.
 -- An id that exists already with the same job is success and adds nothing; with another job it is unique_violation.
 CREATE OR REPLACE FUNCTION aioqueue.enqueue_many(jobs jsonb) RETURNS SETOF uuid
@@ -9,7 +9,7 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    ids uuid[]; tasks text[]; queues text[]; tenants text[]; priorities integer[]; max_attempts_ integer[]; due timestamptz[];
+    ids uuid[]; tasks text[]; queues text[]; tenants text[]; priorities integer[]; max_attempts_ integer[]; due timestamptz[]; keys text[];
     lanes bigint[]; inserted uuid[]; fresh boolean[]; at timestamptz; bad record; later boolean; both_given boolean; n integer;
 BEGIN
     IF jsonb_typeof(jobs) IS DISTINCT FROM 'array' THEN
@@ -21,10 +21,10 @@ BEGIN
            array_agg(coalesce(e.v ->> 'queue', t.queue, 'default')), array_agg(e.v ->> 'tenant'),
            array_agg(coalesce((e.v ->> 'priority')::integer, t.priority, 0)),
            array_agg(coalesce((e.v ->> 'max_attempts')::integer, t.max_attempts, 5)),
-           array_agg(coalesce((e.v ->> 'run_at')::timestamptz, at + (e.v ->> 'delay')::interval)),
+           array_agg(coalesce((e.v ->> 'run_at')::timestamptz, at + (e.v ->> 'delay')::interval)), array_agg(e.v ->> 'key'),
            coalesce(bool_or(coalesce((e.v ->> 'run_at')::timestamptz, at + (e.v ->> 'delay')::interval) > at), false),
            coalesce(bool_or(e.v ->> 'run_at' IS NOT NULL AND e.v ->> 'delay' IS NOT NULL), false), count(*)
-      INTO ids, tasks, queues, tenants, priorities, max_attempts_, due, later, both_given, n
+      INTO ids, tasks, queues, tenants, priorities, max_attempts_, due, keys, later, both_given, n
       FROM jsonb_array_elements(jobs) AS e (v)
       LEFT JOIN LATERAL (SELECT k.queue, k.priority, k.max_attempts FROM aioqueue.task k
                           WHERE (e.v ->> 'queue' IS NULL OR e.v ->> 'priority' IS NULL OR e.v ->> 'max_attempts' IS NULL)
@@ -40,19 +40,20 @@ BEGIN
                 WHEN u.task IS NULL OR btrim(u.task) = '' OR length(u.task) > 200 THEN 'task: expected a name of 1 to 200 characters, got ' || coalesce(quote_literal(left(u.task, 40)), 'NULL')
                 WHEN btrim(u.queue) = '' OR length(u.queue) > 200 THEN 'queue: expected a name of 1 to 200 characters, got ' || quote_literal(left(u.queue, 40))
                 WHEN btrim(u.tenant) = '' OR length(u.tenant) > 200 THEN 'tenant: expected a name of 1 to 200 characters or NULL, got ' || quote_literal(left(u.tenant, 40))
+                WHEN btrim(u.key) = '' OR length(u.key) > 200 THEN 'key: expected a name of 1 to 200 characters or NULL, got ' || quote_literal(left(u.key, 40))
                 WHEN u.priority NOT BETWEEN -2 AND 2 THEN 'priority: expected -2 to 2, got ' || u.priority
                 WHEN u.max_attempts NOT BETWEEN 1 AND 10000 THEN 'max_attempts: expected 1 to 10000, got ' || u.max_attempts
                 WHEN u.due NOT BETWEEN '0001-01-02Z' AND '9999-12-30Z' THEN 'run_at, delay: expected a time of the years 1 to 9999, got ' || u.due
             END AS reason
-              FROM unnest(tasks, queues, tenants, priorities, max_attempts_, due) WITH ORDINALITY AS u (task, queue, tenant, priority, max_attempts, due, i)) x
+              FROM unnest(tasks, queues, tenants, priorities, max_attempts_, due, keys) WITH ORDINALITY AS u (task, queue, tenant, priority, max_attempts, due, key, i)) x
      WHERE x.reason IS NOT NULL LIMIT 1;
     IF FOUND THEN
         RAISE invalid_parameter_value USING MESSAGE = 'job ' || bad.i || ' of ' || n || ': ' || bad.reason;
     END IF;
     WITH i AS (
-        INSERT INTO aioqueue.job AS j (id, task, queue, tenant, priority, max_attempts, payload, created_at, run_at, retry_of)
+        INSERT INTO aioqueue.job AS j (id, task, queue, tenant, priority, max_attempts, payload, created_at, run_at, retry_of, key)
         SELECT ids[e.i], tasks[e.i], queues[e.i], coalesce(tenants[e.i], ''), priorities[e.i], max_attempts_[e.i],
-               coalesce(e.v -> 'payload', '{}'), at, due[e.i], (e.v ->> 'retry_of')::uuid
+               coalesce(e.v -> 'payload', '{}'), at, due[e.i], (e.v ->> 'retry_of')::uuid, keys[e.i]
           FROM jsonb_array_elements(jobs) WITH ORDINALITY AS e (v, i)
         ON CONFLICT DO NOTHING RETURNING j.id)
     SELECT array_agg(i.id) INTO inserted FROM i;

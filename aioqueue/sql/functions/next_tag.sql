@@ -1,11 +1,11 @@
 -- next_tag: the position after which a tenant's next jobs go in a lane (start-time fair queueing): max(V, the tenant's
--- last tag) + k steps. Precondition: the transaction holds its XID already, or a floor could pass the row unseen.
+-- last tag) + k steps of p_step (1000 / the tenant's weight). Precondition: the transaction holds its XID already, or a floor could pass the row unseen.
 -- Open transactions do not see each other's rows, so k is the first number of this (lane, tenant) that no other open
 -- transaction has locked. Try-locks only: nobody waits. One transaction takes at most 64 of them, which leaves the
 -- server's lock table alone; later tenants of a huge batch may tie with another open batch.
 -- Served by live_tenant, backwards from the tenant's end; vt >= V keeps dead entries out. Not read under SERIALIZABLE,
 -- where two enqueuers of one tenant would fail with 40001.
-CREATE OR REPLACE FUNCTION aioqueue.next_tag(p_lane bigint, p_tenant text) RETURNS bigint
+CREATE OR REPLACE FUNCTION aioqueue.next_tag(p_lane bigint, p_tenant text, p_step bigint DEFAULT 1000) RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     v      bigint := aioqueue.virtual_time(p_lane);
@@ -23,5 +23,5 @@ BEGIN
         END LOOP;
         PERFORM pg_catalog.set_config('aioqueue_tag.locks', (locked + 1)::text, true);
     END IF;
-    RETURN greatest(v, coalesce(last, v)) + 1000 * k;
+    RETURN greatest(v, coalesce(last, v)) + p_step * k;
 END $$;

@@ -5,6 +5,7 @@
 -- The fence is (lane, vt, job_id, worker, attempt): a job that is no longer this worker's returns no row and changes
 -- nothing, so the same call may be repeated. XID first. Rows are locked with SKIP LOCKED: one that somebody holds (a cancel
 -- in a transaction left open) keeps no other waiting; it returns 'locked', unchanged, and is to be sent again.
+-- The limited keys that the jobs held are free with the commit; the worker unparks after it.
 -- Served by live_pkey, one probe each.
 CREATE OR REPLACE FUNCTION aioqueue.record(p_worker bigint, p_outcomes jsonb) RETURNS TABLE (job_id uuid, state text)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -26,6 +27,8 @@ BEGIN
                          WHERE l.lane = o.l AND l.vt = o.v AND l.job_id = o.j AND l.worker = p_worker AND l.attempt = o.a
                          LIMIT 1 FOR UPDATE SKIP LOCKED) f),
     d AS (DELETE FROM aioqueue.live l WHERE l.ctid = ANY (ARRAY(SELECT k.c FROM k))),
+    h AS (DELETE FROM aioqueue.held h WHERE h.ctid = ANY (ARRAY(
+          SELECT y.c FROM k, LATERAL (SELECT x.ctid AS c FROM aioqueue.held x WHERE x.job_id = k.j LIMIT 8) y))),
     w AS (INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, started_at, finished_at)
           SELECT k.j, 'succeeded', k.a, k.spared, k.r, k.claimed_at, clock_timestamp() FROM k)
     SELECT k.j, 'succeeded'::text FROM k;

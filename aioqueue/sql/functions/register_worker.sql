@@ -2,14 +2,15 @@
 -- and makes jobs that waited for one of these tasks due at once: the first 10,000, which take a moment; the others fall due
 -- by themselves within a minute. Served by scheduled_unknown_task.
 -- p_connections: how many it has of the server's at most; NULL: unknown.
--- p_tasks: [{"name", "queue", "priority", "max_attempts"}, …]. Task rows are written in name order, and only when changed.
+-- p_tasks: [{"name", "queue", "priority", "max_attempts", "max_running", "max_running_per_key"}, …]. Task rows, and their limits
+-- (both may be null or missing: none), are written in name order, and only when changed; new limits hold with the commit.
 CREATE OR REPLACE FUNCTION aioqueue.register_worker(
     p_worker bigint, p_host text, p_pid integer, p_version text, p_queues text[], p_concurrency integer,
     p_lease double precision, p_tasks jsonb, p_connections integer DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
-DECLARE at timestamptz;
+DECLARE at timestamptz; each record; changed boolean := false;
 BEGIN
     PERFORM pg_current_xact_id();
     at := clock_timestamp();
@@ -21,6 +22,11 @@ BEGIN
     ON CONFLICT (name) DO UPDATE SET queue = excluded.queue, priority = excluded.priority, max_attempts = excluded.max_attempts, seen_at = at
        WHERE (t.queue, t.priority, t.max_attempts) IS DISTINCT FROM (excluded.queue, excluded.priority, excluded.max_attempts)
           OR t.seen_at < at - interval '1 hour';
+    FOR each IN SELECT e.name, e.max_running, e.max_running_per_key
+               FROM jsonb_to_recordset(p_tasks) AS e (name text, max_running integer, max_running_per_key integer) ORDER BY e.name LOOP
+        changed := aioqueue.set_limit('key', each.name, each.max_running_per_key, false) OR changed;
+        changed := aioqueue.set_limit('task', each.name, each.max_running, false) OR changed;
+    END LOOP;
     WITH d AS (
         DELETE FROM aioqueue.scheduled s WHERE s.ctid = ANY (ARRAY(
                SELECT x.c FROM jsonb_to_recordset(p_tasks) AS e (name text),
@@ -28,4 +34,7 @@ BEGIN
         RETURNING s.*)
     INSERT INTO aioqueue.scheduled (run_at, job_id, lane, tenant, attempt, spared)
     SELECT clock_timestamp(), d.job_id, d.lane, d.tenant, d.attempt, d.spared FROM d;
+    IF changed THEN
+        PERFORM aioqueue.settle_limits(true);
+    END IF;
 END $$;

@@ -3,7 +3,7 @@
 CREATE OR REPLACE FUNCTION aioqueue.rescue_orphans(p_limit integer) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
-    r aioqueue.live; moved integer := 0;
+    r aioqueue.live; moved integer := 0; freed bigint[] := '{}';
 BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtextextended('aioqueue.rescue_orphans', 0)) THEN
         RETURN 0;
@@ -12,8 +12,10 @@ BEGIN
     FOR r IN SELECT l.* FROM aioqueue.live l
               WHERE l.worker IS NOT NULL AND NOT EXISTS (SELECT FROM aioqueue.worker w WHERE w.id = l.worker)
               LIMIT p_limit FOR UPDATE OF l SKIP LOCKED LOOP
+        freed := freed || ARRAY(SELECT h.key FROM aioqueue.held h WHERE h.job_id = r.job_id);
         PERFORM aioqueue.rescue_job(r);
         moved := moved + 1;
     END LOOP;
+    PERFORM aioqueue.unpark_freed(freed);
     RETURN moved;
 END $$;

@@ -15,5 +15,5 @@ BEGIN
     END IF;
     RETURN (SELECT e FROM aioqueue.enqueue_many(jsonb_build_array(jsonb_build_object(
         'task', j.task, 'payload', j.payload, 'tenant', nullif(j.tenant, ''), 'queue', j.queue, 'priority', j.priority,
-        'max_attempts', j.max_attempts, 'retry_of', j.id))) AS e);
+        'max_attempts', j.max_attempts, 'key', j.key, 'retry_of', j.id))) AS e);
 END $$;

@@ -1,5 +1,5 @@
 -- return_job: one job whose live row was just locked by the caller: running → ready, scheduled, dead or cancelled.
--- Writes the attempt's row; a request to cancel wins over everything. p_delay NULL: dead. A delay above zero goes to
+-- Writes the attempt's row and lets go of the keys that the job held; a request to cancel wins over everything. p_delay NULL: dead. A delay above zero goes to
 -- scheduled (XID first, then the clock), zero to live at a new position, both in p_lane. Returns the new state.
 -- A job handed back more than 20 times in a row waits 1 s, doubling to a minute, so that it cannot spin.
 CREATE OR REPLACE FUNCTION aioqueue.return_job(
@@ -14,6 +14,7 @@ BEGIN
     at := pg_catalog.clock_timestamp();
     INSERT INTO aioqueue.attempt (job_id, attempt, reason, error_type, error_message, traceback, worker, started_at, finished_at)
     VALUES (p_row.job_id, p_row.attempt, p_reason, p_error_type, p_error_message, p_traceback, p_row.worker, p_row.claimed_at, at);
+    DELETE FROM aioqueue.held h WHERE h.job_id = p_row.job_id;
     DELETE FROM aioqueue.cancel c WHERE c.job_id = p_row.job_id;
     IF FOUND OR p_reason = 'cancelled' THEN
         RETURN aioqueue.end_job(p_row, 'cancelled', coalesce(p_error_message, 'cancelled'));

@@ -6,13 +6,14 @@
 -- lose the job of a transaction that starts in between. V is published at the end, since that would take the XID too early.
 -- snapshot is pg_current_snapshot() with our XID as its xmax: its own is one above the last XID that ENDED, and the newest
 -- transactions run from there on without being named; here they are. scheduled is asked in microseconds since 1970.
+-- paused: the lanes of paused queues, whose ready rows are no work.
 -- Rows of live claimed by a transaction still in flight are visible as ready, so a claim that rolls back is never below a floor.
 CREATE OR REPLACE FUNCTION aioqueue.tick(
     p_worker bigint, p_lanes bigint[], p_claimed_vts bigint[], p_from_vts bigint[], p_from_ids uuid[], p_to_vts bigint[],
     p_due_from timestamptz, p_due_to timestamptz,
     OUT vts bigint[], OUT clock timestamptz, OUT snapshot text, OUT first_vts bigint[], OUT first_ids uuid[],
     OUT first_due timestamptz, OUT next_due timestamptz, OUT losses boolean, OUT cancelled uuid[], OUT timeline text,
-    OUT server_start timestamptz
+    OUT server_start timestamptz, OUT paused bigint[]
 ) LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
@@ -45,6 +46,7 @@ BEGIN
          WHERE s.run_at >= p_due_from AND s.run_at <= p_due_to ORDER BY s.run_at, s.job_id LIMIT 1;
     END IF;
     SELECT s.run_at INTO next_due FROM aioqueue.scheduled s WHERE s.run_at >= p_due_from ORDER BY s.run_at, s.job_id LIMIT 1;
+    paused := aioqueue.paused_lanes();
     losses := EXISTS (SELECT FROM aioqueue.worker w WHERE w.id <> p_worker AND (w.dead OR w.lease_until < clock));
     cancelled := ARRAY(SELECT c.job_id FROM aioqueue.cancel c WHERE c.worker = p_worker);
     IF cardinality(cancelled) > 0 THEN

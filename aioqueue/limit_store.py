@@ -1,0 +1,76 @@
+"""The operations of weights, limits and pauses, one method each, the connection first; a base of `Store`.
+
+The SQL stands in sql/functions/. Changes of limits are settled and swept after their commit (sql/functions/set_tenant.sql).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from psycopg import AsyncConnection
+
+from .reading import Reading, array
+
+_CALLS = {
+    "set_tenant": "SELECT * FROM aioqueue.set_tenant(%s::text, %s::double precision, %s::integer, %s::boolean, %s::text[])",
+    "set_queue": "SELECT aioqueue.set_queue(%s::text, %s::boolean)",
+    "settle_limits": "SELECT aioqueue.settle_limits(%s::boolean)",
+    "park_tenant": "SELECT aioqueue.park_tenant(%s::text, %s::integer)",
+    "sweep_parked": "SELECT aioqueue.sweep_parked(%s::integer, %s::bigint[])",
+    "unpark": "SELECT * FROM aioqueue.unpark(%s::bigint[], %s::integer[], %s::text::jsonb, %s::text::jsonb)",
+}
+
+
+class LimitStore(Reading):
+    """The operations of limits, bound to one schema."""
+
+    def __init__(self, schema: str, calls: Mapping[str, str]) -> None:
+        super().__init__(schema, {**calls, **_CALLS})
+
+    async def set_tenant(
+        self,
+        conn: AsyncConnection[Any],
+        tenant: str,
+        *,
+        weight: float | None = None,
+        max_running: int | None = None,
+        paused: bool | None = None,
+        keep: Collection[str] = (),
+    ) -> tuple[bool, int]:
+        """Set what is not in `keep`; whether the weight changed, and the tenant's key."""
+        cursor = await self.execute(conn, "set_tenant", (tenant, weight, max_running, paused, list(keep)))
+        row = await cursor.fetchone()
+        assert row is not None  # noqa: S101 - a function with OUT parameters returns one row
+        return row[0], row[1]
+
+    async def set_queue(self, conn: AsyncConnection[Any], queue: str, *, paused: bool) -> None:
+        """Pause a queue, or resume it."""
+        await self.execute(conn, "set_queue", (queue, paused))
+
+    async def settle_limits(self, conn: AsyncConnection[Any], *, wait: bool = True) -> None:
+        """Wait for the claims in flight and count what runs already; in a transaction of its own.
+
+        Without `wait` only where a limit is new.
+        """
+        await self.execute(conn, "settle_limits", (wait,))
+
+    async def park_tenant(self, conn: AsyncConnection[Any], tenant: str, *, limit: int) -> int:
+        """Park a tenant's ready jobs, so that they get new positions; the number."""
+        return int(await self._value(conn, "park_tenant", tenant, limit))
+
+    async def sweep_parked(self, conn: AsyncConnection[Any], *, limit: int, keys: Sequence[int] | None = None) -> int:
+        """Make parked jobs ready where there is room; the number, or −1 when another process is at it."""
+        return int(await self._value(conn, "sweep_parked", limit, None if keys is None else array(keys)))
+
+    async def unpark(
+        self, conn: AsyncConnection[Any], wanted: Mapping[int, int], *, held: str = "{}", parked: str = "{}"
+    ) -> tuple[int, dict[int, int]]:
+        """Make parked jobs ready, so many of each key; the number, and where each key's first parked row now stands.
+
+        `held`, `parked`: KeyFloors.
+        """
+        cursor = await self.execute(conn, "unpark", (array(wanted), array(wanted.values()), held, parked))
+        row = await cursor.fetchone()
+        assert row is not None  # noqa: S101 - a function with OUT parameters returns one row
+        return row[0], {key: first for key, first in zip(wanted, row[1], strict=True) if first is not None}

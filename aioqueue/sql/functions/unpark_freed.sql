@@ -1,0 +1,12 @@
+-- unpark_freed: for the end of a transaction that ended jobs of others (rescue): locks the keys that these jobs held, one entry
+-- for each, and makes as many parked jobs ready. Whoever claims meanwhile has parked before we have the locks, or counts after
+-- our commit. Keys may be none.
+CREATE OR REPLACE FUNCTION aioqueue.unpark_freed(p_keys bigint[]) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
+BEGIN
+    PERFORM aioqueue.lock_keys(p_keys);
+    PERFORM aioqueue.unpark_key(k.key, k.number::integer, 0, 0, 1000)
+       FROM (SELECT u.key, count(*) AS number FROM unnest(p_keys) AS u (key) GROUP BY u.key) k;
+END $$;
