@@ -1,6 +1,7 @@
 """What a task is given: `JobContext` (holds nothing) and `JobTransaction` (one short tenant transaction).
 
 The faces only. transaction.py opens and ends the transactions behind them; run.py makes one fresh context per attempt.
+`current_job` is the one that runs here.
 """
 
 from __future__ import annotations
@@ -49,19 +50,57 @@ class JobContext(JobFacts):
         return self._should_stop()
 
 
+OpenNested = Callable[[str], AbstractAsyncContextManager[None]]
+
+
+class CurrentTenant(str):
+    """The tenant that a transaction is of at this moment, empty for none; called with another's name, it opens that one's."""
+
+    __slots__ = ("_nest",)
+
+    _nest: OpenNested
+
+    @classmethod
+    def of(cls, tenant: str | None, nest: OpenNested) -> CurrentTenant:
+        """Make one."""
+        made = cls(tenant or "")
+        made._nest = nest
+        return made
+
+    def __call__(self, tenant: str) -> AbstractAsyncContextManager[None]:
+        """Make the transaction another tenant's for a block; see `JobTransaction.tenant`."""
+        return self._nest(tenant)
+
+
 class JobTransaction(JobFacts):
     """A transaction with the job's tenant set locally.
 
     As the first parameter of a task it is the job's own: its commit records the job as succeeded, both or neither.
     """
 
-    __slots__ = ("_connection", "enqueued")
+    __slots__ = ("_connection", "_nest", "_tenant", "enqueued")
 
-    def __init__(self, job: Claimed, connection: AsyncConnection[TupleRow]) -> None:
+    def __init__(self, job: Claimed, connection: AsyncConnection[TupleRow], nest: OpenNested) -> None:
         super().__init__(job)
         self._connection: AsyncConnection[TupleRow] | None = connection
+        self._nest = nest
+        self.set_tenant(job.tenant)
         self.enqueued = False
         """Whether jobs were enqueued in it: then a hint follows its commit."""
+
+    @property
+    def tenant(self) -> CurrentTenant:
+        """The tenant's name, empty for none. `async with tx.tenant("43"):` makes the block another tenant's.
+
+        The block is a savepoint: an exception in it rolls back what it wrote. At its end, however it ends, the tenant before
+        is in force again. Jobs enqueued in it are that tenant's. Raises InvalidOption for what is no tenant's name, and
+        TransactionViolation where the settings were changed meanwhile.
+        """
+        return self._tenant
+
+    def set_tenant(self, tenant: str | None) -> None:
+        """Say which tenant's the transaction is now; for the runtime."""
+        self._tenant = CurrentTenant.of(tenant, self._nest)
 
     @property
     def connection(self) -> AsyncConnection[TupleRow]:
@@ -98,5 +137,14 @@ class JobTransaction(JobFacts):
         return None if row is None else row[0]
 
 
-current_job: ContextVar[JobContext | JobTransaction | None] = ContextVar("aioqueue_current_job", default=None)
-"""The job that the current task runs for; enqueues inside a job's own transaction join it, and inherit its tenant."""
+running_job: ContextVar[JobContext | JobTransaction | None] = ContextVar("aioqueue_job", default=None)
+"""The job that the current task (or thread) runs for; enqueues inside a job's own transaction join it, and its tenant."""
+
+
+def current_job() -> JobContext | JobTransaction | None:
+    """Return what the job that runs here was given: its tenant, id and attempt; None outside of jobs.
+
+    In a short transaction it is that transaction. Tasks and threads that user code starts have it too (asyncio.to_thread, not
+    a bare Thread).
+    """
+    return running_job.get()

@@ -216,7 +216,7 @@ class Database:
         return found
 
     @contextlib.asynccontextmanager
-    async def _connection(self, wait: float) -> AsyncIterator[AsyncConnection[TupleRow]]:
+    async def _connection(self, wait: float) -> AsyncIterator[PoolConnection]:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 conn = await stack.enter_async_context(self._opened().connection(wait))
@@ -263,7 +263,7 @@ class Database:
             self._shares.leave("caller")
 
     @contextlib.asynccontextmanager
-    async def for_job(self, wait: float | None) -> AsyncIterator[AsyncConnection[TupleRow]]:
+    async def for_job(self, wait: float | None) -> AsyncIterator[PoolConnection]:
         """Lend a connection to a job's transaction; NoFreeConnection when there is none within `wait` seconds."""
         self.waiting += 1
         try:

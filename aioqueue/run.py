@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import psycopg
 
 from .attempt import Cause, Run
-from .context import JobContext, JobTransaction, current_job
+from .context import JobContext, JobTransaction, running_job
 from .database import NoFreeConnection
 from .errors import InvalidPayload, InvalidResult, LeaseLost, TransactionViolation
 from .events import JobAbandoned, JobLost, Observers
@@ -197,6 +197,9 @@ class Runner:
                 self._observers.emit(JobLost(run.job.job_id, run.job.task, run.job.attempt))
             return None
         except TransactionViolation as error:
+            cause = error.__cause__
+            if isinstance(cause, _RollBack) and isinstance(cause.outcome, Failed) and cause.outcome.reason is Reason.VIOLATION:
+                return cause.outcome  # user code was told, and its own line stands in there
             return run.failed(error, Reason.VIOLATION)
         except InvalidResult as error:
             return Failed(Reason.INVALID_RESULT, ErrorText.of(error, with_traceback=False), None)
@@ -218,9 +221,9 @@ class Runner:
         if run.ended_by():
             return run.ended()
         loop = asyncio.get_running_loop()
-        # Before current_job is set: a cancelled timer keeps its context, and so the job, until the loop clears its list.
+        # Before running_job is set: a cancelled timer keeps its context, and so the job, until the loop clears its list.
         timer = loop.call_later(run.limit, self.stop, run, Cause.TIME_LIMIT)
-        current_job.set(context)
+        running_job.set(context)
         run.ends = time.monotonic() + run.limit
         run.in_user_code = True
         try:
@@ -234,7 +237,7 @@ class Runner:
             run.in_user_code = False
             run.ends = None
             timer.cancel()
-            current_job.set(None)
+            running_job.set(None)
             task = asyncio.current_task()
             while task is not None and task.cancelling():
                 task.uncancel()

@@ -24,7 +24,7 @@ from .identity import MARKER, ROLE, Identity
 from .job import Claimed
 from .job_connection import LEFT, JobConnection
 from .nested import Nesting
-from .pooler import PoolConnection, sever
+from .pooler import PoolConnection, SharedConnection, sever
 from .settings import Settings
 from .store import NOT_OWNED, REFUSED, VIOLATION, Store
 
@@ -75,6 +75,8 @@ class OpenTransaction:
             values["transaction_timeout"] = f"{int((seconds + rollback) * 1000)}ms"
         async with deadline(self._conn, self._settings.pool.deadline), self._conn.pipeline():
             await self._conn.execute(self._conn._get_tx_start_command(), prepare=False)
+            if isinstance(self._conn, SharedConnection):
+                await self._scrub()  # of strangers: behind a pooler the session was theirs
             cursor = await self._store.set_local(self._conn, values)
             if self._identity.role is not None:
                 await self._store.set_role(self._conn, self._identity.role)
@@ -122,7 +124,7 @@ class OpenTransaction:
                     await self._store.leave_role(self._conn, self._role, seen=ROLE)
                 await send()
                 await self._conn.execute("COMMIT", prepare=False)
-                await self._store.scrub(self._conn)
+                await self._scrub()
         except psycopg.Error as error:
             if error.sqlstate == NOT_OWNED:
                 raise LeaseLost(self._job.job_id) from None
@@ -143,6 +145,12 @@ class OpenTransaction:
             return None if "scrub()" in (error.diag.context or "") else error
         self._ended = True
         return None
+
+    async def _scrub(self) -> None:
+        # In the trip that ends or begins the transaction: behind a pooler the next one may meet another session.
+        await self._store.scrub(self._conn)
+        if isinstance(self._conn, SharedConnection):
+            await self._conn.put_back_reported()
 
     def _take_back(self) -> bool:
         """Take the connection from user code, for good; whether another task or thread of it has a statement under way."""
@@ -224,14 +232,17 @@ class OpenTransaction:
             return
         self._ended = True
         in_use = self._take_back()
-        usable = not in_use and self._conn.info.transaction_status != TransactionStatus.ACTIVE
+        usable = (
+            not (in_use or self._conn.closed or isinstance(error, TransactionViolation))
+            and self._conn.info.transaction_status != TransactionStatus.ACTIVE
+            and self._conn.pgconn.pipeline_status == PipelineStatus.OFF
+        )
         try:
-            if usable and not self._conn.closed and not isinstance(error, TransactionViolation):
-                async with deadline(self._conn, self._settings.limits.rollback):
-                    await self._conn.rollback()
-                    await self._store.scrub(self._conn)
-                if self._conn.pgconn.pipeline_status == PipelineStatus.OFF:
-                    return
+            if usable:
+                async with deadline(self._conn, self._settings.limits.rollback), self._conn.pipeline():
+                    await self._conn.execute("ROLLBACK", prepare=False)
+                    await self._scrub()
+                return
         except psycopg.Error as failed:
             logger.debug("rollback of job %s failed, its connection is closed: %s", self._job.job_id, failed)
         except BaseException:

@@ -19,13 +19,13 @@ JOB = Claimed(
 FACTS = ("job_id", "task", "queue", "priority", "tenant", "attempt", "spared", "max_attempts", "created_at")
 
 
-def no_transaction() -> Any:
+def no_transaction(*_: object) -> Any:
     raise AssertionError("not opened")
 
 
 @pytest.fixture
 async def tx(worker_conn: AsyncConnection[Any]) -> AsyncIterator[JobTransaction]:
-    yield JobTransaction(JOB, worker_conn)
+    yield JobTransaction(JOB, worker_conn, no_transaction)
 
 
 async def test_the_facts_are_the_claims_and_read_only(tx: JobTransaction) -> None:

@@ -494,7 +494,7 @@ async def test_an_abandoned_run_and_a_new_one_of_the_same_job_are_kept_apart(at:
 
 async def test_a_def_task_runs_in_a_thread_and_sees_its_job(at: Bench) -> None:
     def work(ctx: JobContext) -> list[str]:
-        running = current_job.get()
+        running = current_job()
         assert running is ctx and running is not None
         return [threading.current_thread().name, str(running.job_id)]
 
@@ -503,7 +503,7 @@ async def test_a_def_task_runs_in_a_thread_and_sees_its_job(at: Bench) -> None:
     await at.end()
     outcome = at.outcomes[job.job_id]
     assert isinstance(outcome, Succeeded) and str(job.job_id) in outcome.result and "MainThread" not in outcome.result
-    assert current_job.get() is None
+    assert current_job() is None
 
 
 async def test_as_many_threads_as_jobs_run_at_once(boss: Session, worker_dsn: str) -> None:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
     ("act", "message"),
     [
         ("COMMIT; BEGIN", "it ended the transaction that was opened for it"),
-        ("SELECT set_config('app.tenant', 'U', true)", "it changed the setting app.tenant, which carries the tenant"),
+        ("SELECT set_config('app.tenant', 'U', true)", "it changed the setting app.tenant, which policies go by"),
         ("SET LOCAL ROLE aioqueue_worker", "it changed the role"),
         ("SET LOCAL row_security = off", "it switched row_security off"),
     ],

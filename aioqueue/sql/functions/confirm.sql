@@ -1,14 +1,14 @@
 -- confirm: the last statement of a transaction that a job opened on the way (ctx.transaction()): the job must still be this
 -- worker's, and stays so until the commit (FOR KEY SHARE; rescue skips the row). Raises AQ002 or AQ003 as finish does.
 CREATE OR REPLACE FUNCTION aioqueue.confirm(
-    p_worker bigint, p_lane bigint, p_vt bigint, p_job_id uuid, p_attempt integer, p_marker text, p_setting text, p_tenant text
+    p_worker bigint, p_lane bigint, p_vt bigint, p_job_id uuid, p_attempt integer, p_expected jsonb
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 BEGIN
-    PERFORM aioqueue.check_transaction(p_marker, p_setting, p_tenant);
+    PERFORM aioqueue.check_transaction(p_expected);
     PERFORM FROM aioqueue.live l
       WHERE l.lane = p_lane AND l.vt = p_vt AND l.job_id = p_job_id AND l.worker = p_worker AND l.attempt = p_attempt
         FOR KEY SHARE;

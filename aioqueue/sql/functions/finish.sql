@@ -1,9 +1,10 @@
 -- finish: running → succeeded, as the last statement of the job's own transaction, so that its writes and its success
 -- commit together. Raises AQ003 when the transaction is no longer the job's (check_transaction), AQ002 when the job is no
 -- longer this worker's: then nothing of it can commit. Locks one live row, served by live_pkey.
+-- The limited keys that it held are free with the commit; the worker unparks after it.
 CREATE OR REPLACE FUNCTION aioqueue.finish(
     p_worker bigint, p_lane bigint, p_vt bigint, p_job_id uuid, p_attempt integer,
-    p_marker text, p_setting text, p_tenant text, p_result jsonb
+    p_expected jsonb, p_result jsonb
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
@@ -11,13 +12,14 @@ SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
 DECLARE began timestamptz; spares integer;
 BEGIN
-    PERFORM aioqueue.check_transaction(p_marker, p_setting, p_tenant);
+    PERFORM aioqueue.check_transaction(p_expected);
     DELETE FROM aioqueue.live l
      WHERE l.lane = p_lane AND l.vt = p_vt AND l.job_id = p_job_id AND l.worker = p_worker AND l.attempt = p_attempt
     RETURNING l.claimed_at, l.spared INTO began, spares;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = 'AQ002', MESSAGE = 'job ' || p_job_id || ' is no longer owned by worker ' || p_worker;
     END IF;
+    DELETE FROM aioqueue.held h WHERE h.job_id = p_job_id;
     INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, started_at, finished_at)
     VALUES (p_job_id, 'succeeded', p_attempt, spares, p_result, began, clock_timestamp());
 END $$;

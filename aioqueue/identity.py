@@ -1,0 +1,53 @@
+"""What policies go by in a job's transaction: the settings that carry its tenant and what else they read, and the role.
+
+Made of TenantSettings and a job's facts; sets nothing itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .errors import ConfigurationError
+from .job import Claimed, JobFacts
+from .settings import TenantSettings, check_setting_name
+
+OWN = "aioqueue_job."
+"""How our own settings in a job's transaction begin."""
+MARKER = f"{OWN}marker"
+"""The setting that only the transaction that was opened for a job has."""
+ROLE = f"{OWN}role"
+"""The setting that keeps which role user code ended as."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The settings of a transaction by name, and the role that user code runs as; None: the worker's own."""
+
+    settings: Mapping[str, str]
+    role: str | None
+
+    @classmethod
+    def of(cls, job: Claimed, tenants: TenantSettings) -> Identity:
+        """Return a job's. Raises ConfigurationError where `values` or `role` give what cannot be set, and what they raise."""
+        facts = JobFacts(job)
+        settings = {tenants.setting: job.tenant or ""}
+        if tenants.values is not None:
+            for name, value in tenants.values(facts).items():
+                check_setting_name("tenants values", name)
+                if name == tenants.setting or name.startswith(OWN):
+                    raise ConfigurationError(f"tenants values: the setting {name} is aioqueue's own to set")
+                given: object = value
+                if not isinstance(given, str) or "\x00" in given:
+                    raise ConfigurationError(f"tenants values: {name}: expected a text without NUL, got {value!r:.80}")
+                settings[name] = value
+        role: object = tenants.role(facts) if callable(tenants.role) else tenants.role
+        if role is not None and not (isinstance(role, str) and role.strip()):
+            raise ConfigurationError(f"tenants role: expected a role's name or None, got {role!r:.80}")
+        return cls(settings, role)
+
+    @classmethod
+    def of_tenant(cls, job: Claimed, tenants: TenantSettings, tenant: str) -> Identity:
+        """Return what it would be if the job were that tenant's."""
+        return cls.of(dataclasses.replace(job, tenant=tenant), tenants)

@@ -1,0 +1,82 @@
+"""The connection that one job's transaction is given: an object of its own around a pooled connection, dead when the job ends.
+
+What user code sets on it (factories, adapters, handlers, modes) dies with it, and so does every reference that was kept: the
+object then holds no connection any more. Opens and ends no transaction; transaction.py does, on the pooled connection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from psycopg import pq
+from psycopg.pq import TransactionStatus
+
+from .errors import TransactionViolation
+from .pooler import PoolConnection
+
+LEFT = "the task broke its transaction: it ended it by itself (COMMIT or ROLLBACK in SQL)"
+
+
+class JobConnection(PoolConnection):
+    """One job's view of a pooled connection on which a transaction was begun.
+
+    psycopg takes it for one inside of a `transaction()` block: commit, rollback and changes of mode are refused.
+    """
+
+    def __init__(self, pooled: PoolConnection) -> None:
+        super().__init__(pooled.pgconn)
+        # What the server has prepared is known to all that use this connection, one after the other.
+        self._prepared = pooled._prepared
+        self._limits = pooled._prepared.prepare_threshold, pooled._prepared.prepared_max
+        self._autocommit = True
+        self._num_transactions = 1
+        self.left = False
+        """Whether user code has ended the transaction: then nothing runs on this object any more."""
+
+    async def wait(self, *args: Any, **options: Any) -> Any:
+        """Wait for the server, as psycopg does; what ends the transaction is the last that ever runs."""
+        try:
+            answer = await super().wait(*args, **options)
+        finally:
+            if self.pgconn.transaction_status == TransactionStatus.IDLE:
+                self.left = True
+                self.kill()
+        if self.left:
+            raise TransactionViolation(LEFT)
+        return answer
+
+    @property
+    def closed_by_user(self) -> bool:
+        """Whether user code has called close()."""
+        return self._closed
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a statement is under way on it, also when it was killed meanwhile: another task or thread has it."""
+        return self.lock.locked()
+
+    @property
+    def open_blocks(self) -> int:
+        """How many `transaction()` blocks were entered on it and not left."""
+        return self._num_transactions - 1
+
+    def kill(self) -> None:
+        """Take the connection away from it for good. What is under way ends as it will; all that comes after is refused."""
+        if self.pgconn is _closed():
+            return
+        # Nobody reads notices and notifications of a pooled connection; psycopg would gather them for ever.
+        self.pgconn.notice_handler = self.pgconn.notify_handler = None
+        self._prepared.prepare_threshold, self._prepared.prepared_max = self._limits
+        self.pgconn = _closed()
+
+
+_dead: list[pq.abc.PGconn] = []
+
+
+def _closed() -> pq.abc.PGconn:
+    """Return a connection of libpq that was never open: whatever is asked of it is an OperationalError."""
+    if not _dead:
+        pgconn = pq.PGconn.connect_start(b"no connection string")
+        pgconn.finish()
+        _dead.append(pgconn)
+    return _dead[0]
