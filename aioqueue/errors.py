@@ -3,6 +3,7 @@
 AioQueueError
 ├── ConfigurationError          a setting, a DSN or a schema name that cannot work
 ├── EmbeddedError               the embedded PostgreSQL cannot be had or started
+├── UnsafeDatabase              a worker does not start: tenants are not kept apart, or a policy hides the queue
 ├── SchemaError                 the database's schema is missing, too old, or no longer serves this code
 ├── TaskDefinitionError         a function that cannot be registered as a task
 ├── AppNotOpen                  enqueue or result on an app that is not open
@@ -25,8 +26,10 @@ AioQueueError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from uuid import UUID
+
+from .finding import Finding
 
 
 class AioQueueError(Exception):
@@ -43,6 +46,15 @@ class EmbeddedError(AioQueueError):
 
 class SchemaError(AioQueueError):
     """The schema in the database and this code do not fit; the message gives the exact command."""
+
+
+class UnsafeDatabase(AioQueueError):
+    """A worker refuses to start; `findings` say why, each with the command that mends it."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = tuple(findings)
+        lines = "".join(f"\n- {finding}" for finding in self.findings)
+        super().__init__(f"the worker does not start, since the database would not keep its jobs, or their tenants, apart:{lines}")
 
 
 class TaskDefinitionError(AioQueueError, TypeError):

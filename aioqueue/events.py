@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
+from .finding import Finding
+
 logger = logging.getLogger("aioqueue")
 
 
@@ -158,6 +160,13 @@ class PoolerFound(Event):
     """A pooler stands between the app and the database; `listening`: a `listen_dsn` brings wake-ups all the same."""
 
     listening: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RisksFound(Event):
+    """A worker starts although the checks at its start found something (docs/doctor.md)."""
+
+    findings: tuple[Finding, ...]
 
 
 Observer = Callable[[Event], None]

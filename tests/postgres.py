@@ -34,6 +34,7 @@ FAST = {
     "synchronous_commit": "off",
     "full_page_writes": "off",
     "max_connections": "200",
+    "max_prepared_transactions": "10",
     "shared_buffers": "64MB",
 }
 

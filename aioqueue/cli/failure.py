@@ -21,6 +21,7 @@ from aioqueue.errors import (
     SchemaError,
     TaskDefinitionError,
     UnknownTask,
+    UnsafeDatabase,
 )
 
 FAILED = 1
@@ -79,6 +80,8 @@ def explain(error: BaseException) -> Failure:
     text = one_line(str(error)) or type(error).__name__
     if isinstance(error, SchemaError):
         return Unhealthy(text)
+    if isinstance(error, UnsafeDatabase):
+        return Unhealthy(str(error))
     if isinstance(error, AioQueueError):
         return Misuse(text) if isinstance(error, WRONGLY_CALLED) else Failure(text)
     if isinstance(error, psycopg.errors.InsufficientPrivilege):

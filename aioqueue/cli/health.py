@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
+from aioqueue.doctor.queues import CAP
+
 from .failure import UNHEALTHY, Common
 from .options import as_json, common_options, option, reading
 from .output import age, print_json
-from .status import CAP
 
 
 @click.command

@@ -11,6 +11,7 @@ from aioqueue import migrate as migrations
 from aioqueue.version import VERSION
 
 from .demo import demo
+from .doctor import doctor
 from .enqueue import enqueue
 from .failure import Commands
 from .health import health
@@ -51,5 +52,5 @@ def version(json: bool) -> None:
         click.echo(f"{name} {value}")
 
 
-for command in (worker, migrate, status, health, job, enqueue, demo, version):
+for command in (worker, migrate, status, health, doctor, job, enqueue, demo, version):
     cli.add_command(command)

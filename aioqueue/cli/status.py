@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from typing import Any
 
 import click
+
+from aioqueue.doctor.queues import CAP, judge
 
 from .failure import UNHEALTHY, Common
 from .options import as_json, common_options, option, reading
 from .output import age, moment, print_json, print_table
 
-CAP = 10_001
-"""Rows of one lane, or of the scheduled ones, that are looked at; shown as 10000+."""
 TOP_TENANTS = 10
 SHOWN_HANDED_BACK = 20
-UNSERVED_SECONDS = 60
-"""Jobs that are ready for longer, in a queue that no living worker serves, are a problem."""
 
 Facts = dict[str, Any]
 
@@ -44,44 +41,25 @@ def status(ctx: click.Context, check: bool, json: bool) -> None:
 
 async def _read(common: Common) -> Facts:
     async with reading(common) as (conn, store):
+        workers = await store.list_workers(conn, cap=CAP)
         found: Facts = {
             "schema": store.schema,
             "queues": await store.count_lanes(conn, cap=CAP),
             "scheduled": await store.count_scheduled(conn, cap=CAP),
             "tenants": await store.count_tenants(conn, cap=CAP, limit=TOP_TENANTS),
             "dead": await store.count_dead(conn, cap=CAP),
-            "workers": [_worker(row) for row in await store.list_workers(conn, cap=CAP)],
+            "workers": [_worker(row) for row in workers],
             "unknown_tasks": await store.count_unknown_tasks(conn, cap=CAP),
             "handed_back": await store.list_handed_back(conn, cap=CAP, limit=SHOWN_HANDED_BACK),
         }
-    return {**found, "cap": CAP - 1, "problems": problems(found)}
+    problems = [f"{finding.what}; {finding.fix}" for finding in judge(workers, found["queues"], found["unknown_tasks"])]
+    return {**found, "cap": CAP - 1, "problems": problems}
 
 
 def _worker(row: Facts) -> Facts:
     """One number for what runs: the jobs that name the worker. What it said itself is as old as its last beat."""
     running = row["holds"]
     return {name: running if name == "running" else value for name, value in row.items() if name != "holds"}
-
-
-def problems(found: Facts) -> list[str]:
-    """Say what is wrong, each with what to do."""
-    said = [
-        f"worker {_place(w)} is dead and still holds {w['running']} jobs; a living worker takes them over, start one"
-        for w in found["workers"]
-        if w["dead"] and w["running"]
-    ]
-    served = {queue for w in found["workers"] if not w["dead"] for queue in w["queues"]}
-    said += [
-        f"queue {q['queue']!r}: jobs ready for {age(q['oldest_ready_seconds'])}, and no living worker serves it; "
-        f"start one with -q {shlex.quote(q['queue'])}"
-        for q in found["queues"]
-        if q["ready"] and q["queue"] not in served and (q["oldest_ready_seconds"] or 0) > UNSERVED_SECONDS
-    ]
-    said += [
-        f"task {t['task']!r}: {_count(t['jobs'])} jobs wait, no worker that claimed them knows it; start one that does"
-        for t in found["unknown_tasks"]
-    ]
-    return said
 
 
 def _count(number: int, more: bool = False) -> str:

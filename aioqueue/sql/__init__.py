@@ -1,11 +1,13 @@
 """The SQL of aioqueue as files; this module only finds them and puts the schema's quoted name in.
 
 Files say `aioqueue.` literally and paste into psql as they are; exactly that token is replaced.
-migrations/ makes the tables, functions/ the functions (made anew by every migration), statements/ what is run as it is.
+migrations/ makes the tables, functions/ the functions (made anew by every migration); statements/ is run as it is, and so is
+checks/, the doctor's.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -44,21 +46,34 @@ def as_sql(text: str, schema: str) -> sql.SQL:
 @cache
 def functions() -> dict[str, str]:
     """Return every function's file by name."""
-    return {
-        entry.name.removesuffix(".sql"): entry.read_text("utf-8")
-        for entry in sorted((_ROOT / "functions").iterdir(), key=lambda e: e.name)
-        if entry.name.endswith(".sql")
-    }
+    return _files("functions")
 
 
 @cache
 def statements() -> dict[str, str]:
     """Return every plain statement's file by name."""
+    return _files("statements")
+
+
+@cache
+def checks() -> dict[str, str]:
+    """Return the file of every statement of the doctor's by name."""
+    return _files("checks")
+
+
+def _files(folder: str) -> dict[str, str]:
     return {
         entry.name.removesuffix(".sql"): entry.read_text("utf-8")
-        for entry in sorted((_ROOT / "statements").iterdir(), key=lambda e: e.name)
+        for entry in sorted((_ROOT / folder).iterdir(), key=lambda e: e.name)
         if entry.name.endswith(".sql")
     }
+
+
+@cache
+def tables() -> frozenset[str]:
+    """Return the names of the tables that the migrations make; the schema may hold other people's too."""
+    made = {name for m in migrations() for name in re.findall(r"^CREATE TABLE aioqueue\.(\w+)", m.text, re.MULTILINE)}
+    return frozenset({*made, "schema_version"})
 
 
 @cache
