@@ -4,7 +4,8 @@ What stands here is the public interface; everything else may change between ver
 """
 
 from .app import AioQueue, RunningWorker
-from .context import JobContext, JobTransaction
+from .context import JobContext, JobTransaction, current_job
+from .control import TenantStatus
 from .errors import (
     AioQueueError,
     AppNotOpen,
@@ -26,12 +27,14 @@ from .errors import (
     ResultTimeout,
     SchemaError,
     TaskDefinitionError,
+    TenantRequired,
     TimeLimitExceeded,
     TransactionAborted,
     TransactionViolation,
     UnknownTask,
 )
 from .job import Job, JobFacts, JobState, JobStatus
+from .job_log import JobLogFilter
 from .outcome import Cancel, RetryIn, Snooze
 from .retry import Retry
 from .settings import LeaseSettings, LimitSettings, PoolSettings, RetentionSettings, Settings, TenantSettings, WorkerSettings
@@ -57,6 +60,7 @@ __all__ = [
     "JobError",
     "JobFacts",
     "JobFailed",
+    "JobLogFilter",
     "JobNotFound",
     "JobState",
     "JobStatus",
@@ -78,11 +82,14 @@ __all__ = [
     "Snooze",
     "Task",
     "TaskDefinitionError",
+    "TenantRequired",
     "TenantSettings",
+    "TenantStatus",
     "TimeLimitExceeded",
     "TransactionAborted",
     "TransactionViolation",
     "UnknownTask",
     "WorkerSettings",
     "__version__",
+    "current_job",
 ]

@@ -19,9 +19,10 @@ from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
 from . import embedded, migrate
+from .control import Controlling
 from .database import Database
 from .dsn import find_dsn, find_listen_dsn, no_dsn
-from .enqueue import Enqueuing, as_seen_here
+from .enqueue import as_seen_here
 from .errors import AppNotOpen, ConfigurationError, InvalidOption
 from .events import Observer, Observers
 from .job import Job, JobStatus
@@ -51,7 +52,7 @@ _inherited: list[object] = []
 """What a parent process had opened: kept for ever, since an object that is collected may close what is the parent's."""
 
 
-class AioQueue(Enqueuing):
+class AioQueue(Controlling):
     """A job queue on PostgreSQL.
 
     `dsn`: where none is given, AIOQUEUE_DSN, DATABASE_URL, PG*, then the embedded server in `data_dir` (default

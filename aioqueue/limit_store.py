@@ -17,7 +17,7 @@ _CALLS = {
     "set_queue": "SELECT aioqueue.set_queue(%s::text, %s::boolean)",
     "settle_limits": "SELECT aioqueue.settle_limits(%s::boolean)",
     "park_tenant": "SELECT aioqueue.park_tenant(%s::text, %s::integer)",
-    "sweep_parked": "SELECT aioqueue.sweep_parked(%s::integer, %s::bigint[])",
+    "sweep_parked": "SELECT aioqueue.sweep_parked(%s::integer, %s::bigint[], %s::boolean)",
     "unpark": "SELECT * FROM aioqueue.unpark(%s::bigint[], %s::integer[], %s::text::jsonb, %s::text::jsonb)",
 }
 
@@ -59,9 +59,11 @@ class LimitStore(Reading):
         """Park a tenant's ready jobs, so that they get new positions; the number."""
         return int(await self._value(conn, "park_tenant", tenant, limit))
 
-    async def sweep_parked(self, conn: AsyncConnection[Any], *, limit: int, keys: Sequence[int] | None = None) -> int:
-        """Make parked jobs ready where there is room; the number, or −1 when another process is at it."""
-        return int(await self._value(conn, "sweep_parked", limit, None if keys is None else array(keys)))
+    async def sweep_parked(
+        self, conn: AsyncConnection[Any], *, limit: int, keys: Sequence[int] | None = None, lifted: bool = False
+    ) -> int:
+        """Make parked jobs ready where there is room (`lifted`: no limit any more); the number, −1: another process is at it."""
+        return int(await self._value(conn, "sweep_parked", limit, None if keys is None else array(keys), lifted))
 
     async def unpark(
         self, conn: AsyncConnection[Any], wanted: Mapping[int, int], *, held: str = "{}", parked: str = "{}"

@@ -111,6 +111,7 @@ class Worker:
         lanes = Lanes(queues)
         floors = Floors(lanes.all(), LOWEST_ID, suspects=lanes.suspects())
         slots = self._slots = Slots(worker.concurrency)
+        unparker = self._unparker = Unparker(database, store, observers, floors, ready=self._ready)
         recorder = self._recorder = slots.recorder = Recorder(
             database,
             store,
@@ -118,14 +119,14 @@ class Worker:
             capacity=max(1000, 4 * worker.concurrency),
             recorded=lambda: wake_ups.hint("done"),
             ready=self._ready,
-            ended=lambda job: self._unparker.ended(job),
+            ended=unparker.ended,
         )
-        unparker = self._unparker = Unparker(database, store, observers, floors, ready=self._ready)
         runner = self._runner = slots.runner = Runner(
             tasks=tasks,
             transactions=JobTransactions(database, store, settings, committed=lambda: wake_ups.hint("ready")),
             sink=recorder,
             limits=settings.limits,
+            tenants=settings.tenants,
             concurrency=worker.concurrency,
             observers=observers,
             freed=slots.freed,
@@ -145,6 +146,7 @@ class Worker:
                     "queue": task.definition.queue,
                     "priority": task.definition.priority,
                     "max_attempts": task.definition.retry.max_attempts,
+                    "require_tenant": settings.tenants.requires(task.definition.require_tenant),
                     "max_running": task.definition.max_running,
                     "max_running_per_key": task.definition.max_running_per_key,
                 }

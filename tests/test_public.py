@@ -6,11 +6,12 @@ import sys
 import aioqueue
 
 PUBLIC = """
-    AioQueue AioQueueError AppNotOpen BoundTask Cancel ConfigurationError DuplicateJob EmbeddedError EnqueueError InvalidOption
-    InvalidPayload InvalidResult Job JobCancelled JobContext JobError JobFacts JobFailed JobNotFound JobState JobStatus
-    JobTransaction LeaseLost LeaseSettings LimitSettings NotCommitted PoolSettings ResultError ResultInvalid ResultTimeout
-    RetentionSettings Retry RetryIn RunningWorker SchemaError Settings Snooze Task TaskDefinitionError TenantSettings TimeLimitExceeded
-    TransactionAborted TransactionViolation UnknownTask WorkerSettings __version__
+    AioQueue AioQueueError AppNotOpen BoundTask Cancel ConfigurationError DuplicateJob EmbeddedError EnqueueError
+    InvalidOption InvalidPayload InvalidResult Job JobCancelled JobContext JobError JobFacts JobFailed JobLogFilter
+    JobNotFound JobState JobStatus JobTransaction LeaseLost LeaseSettings LimitSettings NotCommitted PoolSettings ResultError
+    ResultInvalid ResultTimeout RetentionSettings Retry RetryIn RunningWorker SchemaError Settings Snooze Task
+    TaskDefinitionError TenantRequired TenantSettings TenantStatus TimeLimitExceeded TransactionAborted TransactionViolation
+    UnknownTask WorkerSettings __version__ current_job
 """.split()
 
 

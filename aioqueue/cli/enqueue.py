@@ -22,6 +22,7 @@ from .options import common_options, make_app, option
 @option("--priority", type=int, help="-2 to 2, higher first (the task's own).")
 @option("--delay", type=float, metavar="SECONDS", help="Not before this time has passed.")
 @option("--max-attempts", type=int, help="Attempts at most (the task's own).")
+@option("--key", help="What the task's limit per key counts by.")
 @option("--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait for its end so long, and print its result.")
 @click.pass_context
 def enqueue(
@@ -33,6 +34,7 @@ def enqueue(
     priority: int | None,
     delay: float | None,
     max_attempts: int | None,
+    key: str | None,
     wait: float | None,
 ) -> None:
     """Enqueue a job of TASK and print its id; - reads the JSON from standard input.
@@ -50,7 +52,7 @@ def enqueue(
     if not isinstance(arguments, dict):
         raise Misuse(f"the payload must be a JSON object of the task's arguments, got {type(arguments).__name__}")
     options: dict[str, Any] = {
-        "tenant": tenant, "queue": queue, "priority": priority, "delay": delay, "max_attempts": max_attempts,
+        "tenant": tenant, "queue": queue, "priority": priority, "delay": delay, "max_attempts": max_attempts, "key": key,
     }  # fmt: skip
     asyncio.run(_enqueue(ctx.ensure_object(Common), task, arguments, options, wait))
 

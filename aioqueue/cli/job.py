@@ -108,10 +108,11 @@ def _print_job(found: Facts, attempts: list[Facts], *, tracebacks: bool, full: b
         click.echo(f"{name:<13} {shown}".rstrip())
 
     line("id", found["id"])
-    line("state", found["state"])
+    line("state", f"{found['state']}, waits for a limit" if found.get("parked") else found["state"])
     line("task", found["task"])
     line("queue", f"{found['queue']}, priority {found['priority']}")
     line("tenant", found["tenant"])
+    line("key", found.get("key"))
     spared = f", and {found['spared']} not held against it" if found["spared"] else ""
     line("attempts", f"{_counted(found)} of {found['max_attempts']}{spared}")
     line("created", moment(found["created_at"]))

@@ -19,7 +19,9 @@ from .job import job
 from .migrate import migrate
 from .options import as_json, common_options
 from .output import print_json
+from .queue import queue
 from .status import status
+from .tenant import tenant
 from .worker import worker
 
 
@@ -52,5 +54,5 @@ def version(json: bool) -> None:
         click.echo(f"{name} {value}")
 
 
-for command in (worker, migrate, status, health, doctor, job, enqueue, demo, version):
+for command in (worker, migrate, status, health, doctor, job, tenant, queue, enqueue, demo, version):
     cli.add_command(command)

@@ -15,6 +15,8 @@ from .output import age, moment, print_json, print_table
 
 TOP_TENANTS = 10
 SHOWN_HANDED_BACK = 20
+SHOWN_PAUSED = 100
+SHOWN_LIMITS = 10
 
 Facts = dict[str, Any]
 
@@ -46,6 +48,8 @@ async def _read(common: Common) -> Facts:
             "schema": store.schema,
             "queues": await store.count_lanes(conn, cap=CAP),
             "scheduled": await store.count_scheduled(conn, cap=CAP),
+            "parked": await store.count_parked(conn, cap=CAP),
+            "paused": await store.list_paused(conn, limit=SHOWN_PAUSED),
             "tenants": await store.count_tenants(conn, cap=CAP, limit=TOP_TENANTS),
             "dead": await store.count_dead(conn, cap=CAP),
             "workers": [_worker(row) for row in workers],
@@ -83,6 +87,7 @@ def _print(found: Facts) -> None:
         click.echo("\nscheduled: none")
     if found["dead"]:
         click.echo(f"\ndead in the last 7 days: {_count(found['dead'])}; job list --state dead shows them")
+    _print_limits(found["parked"], found["paused"])
     if any(t["tenant"] is not None for t in found["tenants"]):
         click.echo("\ntenants with most ready jobs:")
         tenants = [(t["tenant"] or "(none)", _count(t["ready"])) for t in found["tenants"]]
@@ -115,6 +120,25 @@ def _print_queues(queues: list[Facts]) -> None:
     ]
     headers = ("QUEUE", "PRIORITY", "READY", "RUNNING", "OLDEST READY")
     print_table(headers, rows, right=headers[1:])
+
+
+def _print_limits(parked: list[Facts], paused: list[Facts]) -> None:
+    if paused:
+        click.echo(f"\npaused: {', '.join(p['kind'] + ' ' + p['name'] for p in paused)}")
+    if not parked:
+        return
+    number = sum(limit["jobs"] for limit in parked)
+    click.echo(f"\nready, but waiting for a limit: {_count(number)}")
+    rows = [
+        (
+            f"{limit['kind']} {limit['name'] or '-'}" + (f", key {limit['key']}" if limit["key"] is not None else ""),
+            "paused" if limit["paused"] else str(limit["max_running"] or "none any more"),
+            _count(limit["running"]),
+            _count(limit["jobs"]),
+        )
+        for limit in parked[:SHOWN_LIMITS]
+    ]
+    print_table(("OF", "LIMIT", "RUNNING", "WAITING"), rows, right=("LIMIT", "RUNNING", "WAITING"), indent=2)
 
 
 def _print_workers(workers: list[Facts]) -> None:

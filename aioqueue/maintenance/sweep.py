@@ -33,11 +33,10 @@ class Sweeper:
         total = 0
         async with self._database.runtime() as conn:
             await self._store.settle_limits(conn, wait=False)
-        while True:
+        moved = BATCH
+        while moved == BATCH:
             async with self._database.runtime() as conn:
-                moved = await self._store.sweep_parked(conn, limit=BATCH)
+                moved = await self._store.sweep_parked(conn, limit=BATCH, lifted=total > 0)
             total += max(moved, 0)
-            if moved < BATCH:
-                break
         self._next = max(self._next, time.monotonic() + SHARE * (time.monotonic() - began))
         return total
