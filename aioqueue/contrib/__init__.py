@@ -1,0 +1,1 @@
+"""What joins aioqueue to other frameworks; each module needs the framework that it is named after."""
