@@ -15,7 +15,8 @@ class Proxy:
     """Stands before a server; a context manager.
 
     `mode`: "pass"; "swallow" keeps every connection open, new ones too, and drops all bytes both ways; "refuse" resets new
-    connections. `cut()` resets those there are.
+    connections. `cut()` resets those there are. `cut_commits(n)` resets the next n connections that send COMMIT, in turn
+    before the server gets it and after it has answered.
     """
 
     def __init__(self, target: int) -> None:
@@ -24,6 +25,9 @@ class Proxy:
         self.port = 0
         self.accepted = 0
         """Connections accepted so far."""
+        self.commits_cut = 0
+        """Connections reset at their COMMIT so far."""
+        self._commits = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -51,6 +55,10 @@ class Proxy:
         self._loop.call_soon_threadsafe(cut)
         assert done.wait(10)
 
+    def cut_commits(self, number: int) -> None:
+        """Reset the next connections that send COMMIT; 0: no more of them."""
+        self._commits = number
+
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.run(self._serve())
@@ -76,10 +84,11 @@ class Proxy:
                 return
             there, back = await asyncio.open_connection("127.0.0.1", self.target)
             self._writers.add(back)
+            answers = asyncio.Event()  # set: the next answer cuts
             try:
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._pump(reader, back))
-                    group.create_task(self._pump(there, writer))
+                    group.create_task(self._pump(reader, back, commits=answers))
+                    group.create_task(self._pump(there, writer, cuts=answers))
             finally:
                 self._writers.discard(back)
                 _reset(back)
@@ -89,8 +98,23 @@ class Proxy:
             self._writers.discard(writer)
             _reset(writer)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        commits: asyncio.Event | None = None,
+        cuts: asyncio.Event | None = None,
+    ) -> None:
         while received := await reader.read(65536):
+            if cuts is not None and cuts.is_set():
+                raise ConnectionResetError
+            if commits is not None and self._commits and b"COMMIT\0" in received:
+                self._commits -= 1
+                self.commits_cut += 1
+                if self.commits_cut % 2:
+                    raise ConnectionResetError
+                commits.set()
             if self.mode != "swallow":
                 writer.write(received)
                 await writer.drain()

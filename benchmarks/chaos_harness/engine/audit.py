@@ -16,7 +16,7 @@ from psycopg.rows import TupleRow
 from aioqueue.floor import Floors
 from aioqueue.job import Claimed
 
-from .chaos_run import Chaos
+from .model import Chaos
 
 AUDIT_EVERY = 6
 """Ticks from one look at the tables to the next; a look takes two ticks."""

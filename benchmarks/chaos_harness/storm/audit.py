@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
 import psycopg
 
-from .storm_diary import Execution
-from .storm_enqueue import expected
-from .storm_fleet import Fleet
-from .storm_run import Storm
-from .storm_tasks import LEASE, POOL, TRANSACTIONAL
+from .diary import Execution
+from .fleet import Fleet, Life
+from .model import Storm
+from .tasks import LEASE, POOL, TRANSACTIONAL, UNNOTED
 
-BOUND = 90.0
-"""Seconds after the storm in which everything must have ended."""
 SETTLED = 30.0
 """Seconds after that in which nobody but the living is left."""
 UNOWNED = LEASE + 6.0
 """Seconds that a job may be running under a lease that is over."""
+UNRUN = 20.0
+"""Seconds that a job may be running in the database under a lease that holds, and not in the process that has it."""
+SLOW = LEASE / 4
+"""Seconds after which a commit is slow: some beats of others may have come too late."""
+REST = 10.0
+"""The pause after a look, in its durations, at least: to audit is not the load."""
 SPARED = ("interrupted", "unknown task", "no connection", "snoozed")
 INVARIANTS = {
     "effects of jobs that have not succeeded": """
@@ -77,6 +81,9 @@ INVARIANTS = {
 STRANDED = """
 SELECT l.job_id, l.attempt FROM aioqueue.live l LEFT JOIN aioqueue.worker w ON w.id = l.worker
  WHERE l.worker IS NOT NULL AND (w.id IS NULL OR w.dead OR w.lease_until < clock_timestamp())"""
+OWNED = """
+SELECT l.job_id, l.attempt, w.pid FROM aioqueue.live l JOIN aioqueue.worker w ON w.id = l.worker
+  JOIN aioqueue.job j ON j.id = l.job_id WHERE j.task <> ALL (%s) AND NOT w.dead AND w.lease_until > clock_timestamp()"""
 SESSIONS = """
 SELECT application_name, count(*) FROM pg_stat_activity WHERE application_name LIKE 'storm-worker-%' GROUP BY 1"""
 
@@ -88,15 +95,31 @@ class Auditor:
         self._storm = storm
         self._fleet = fleet
         self._said: set[tuple[str, str]] = set()
-        self._since: dict[tuple[UUID, int], float] = {}
+        self._stranded: dict[tuple[UUID, int], float] = {}
+        self._unrun: dict[tuple[UUID, int], float] = {}
+        self._open: defaultdict[Life, _Open] = defaultdict(_Open)
 
     async def run(self) -> None:
         """For ever."""
         while True:
-            await asyncio.sleep(2.0)
+            since = time.monotonic()
             with contextlib.suppress(psycopg.OperationalError, TimeoutError):
                 await self.look()
                 self._storm.counts["audits"] += 1
+            await asyncio.sleep(max(2.0, REST * (time.monotonic() - since)))
+
+    async def probe(self) -> None:
+        """Commit something every half second, for ever, and note when that is slow."""
+        while True:
+            with contextlib.suppress(psycopg.OperationalError, TimeoutError):
+                async with self._storm.watcher() as conn:
+                    while True:
+                        since = time.monotonic()
+                        await conn.execute("INSERT INTO storm.probe VALUES (clock_timestamp())")
+                        if (now := time.monotonic()) > since + SLOW:
+                            self._storm.slow.append((since, now))
+                        await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5)
 
     async def look(self) -> None:
         """Check everything that holds at any time."""
@@ -105,21 +128,32 @@ class Auditor:
             for what, query in INVARIANTS.items():
                 cursor = await conn.execute(query.encode(), names if "%(" in query else None)
                 self._report(what, [str(row[0]) for row in await cursor.fetchall()])
-            rows = await (await conn.execute(STRANDED)).fetchall()
+            stranded = await (await conn.execute(STRANDED)).fetchall()
+            owned = await (await conn.execute(OWNED, [list(UNNOTED)])).fetchall()
+        self._stranded = self._persist(self._stranded, stranded, UNOWNED, f"jobs running for {UNOWNED:g} s without an owner")
+        lives = {life.process.pid: life for slot in self._fleet.workers for life in slot.lives[-1:]}
+        running = {pid: self._open[life].read(life) for pid, life in lives.items()}
+        unrun = [(job, attempt) for job, attempt, pid in owned if (job, attempt) not in running.get(pid, ())]
+        self._unrun = self._persist(self._unrun, unrun, UNRUN, f"jobs that their worker has not run for {UNRUN:g} s")
+
+    def _persist(
+        self, before: dict[tuple[UUID, int], float], rows: Iterable[tuple[UUID, int]], limit: float, what: str
+    ) -> dict[tuple[UUID, int], float]:
         now = time.monotonic()
-        self._since = {(job, attempt): self._since.get((job, attempt), now) for job, attempt in rows}
-        # While nobody can reach the server, nobody takes over.
+        since = {(job, attempt): before.get((job, attempt), now) for job, attempt in rows}
+        # While nobody can reach the server, nobody takes over, and nobody records.
         healthy = now - max((end for _, end in self._troubles()), default=0.0)
-        late = [str(job) for (job, _), since in self._since.items() if min(now - since, healthy) > UNOWNED]
-        self._report(f"jobs running for {UNOWNED:g} s without an owner", late)
+        self._report(what, [str(job) for (job, _), at in since.items() if min(now - at, healthy) > limit])
+        return since
 
     def _troubles(self) -> Iterable[tuple[float, float]]:
-        for slot in self._fleet.slots:
+        for slot in self._fleet.workers:
             yield from slot.blackouts
             for life in slot.lives:
                 yield from life.stopped
                 yield (0.0, life.started + 5.0)
         yield from self._storm.outages
+        yield from self._storm.slow
 
     def _report(self, what: str, found: list[str]) -> None:
         new = [job for job in found if (what, job) not in self._said]
@@ -128,19 +162,40 @@ class Auditor:
             self._storm.fault(f"{len(new)} {what}: {', '.join(new[:3])}")
 
 
+class _Open:
+    """What one process runs by its diary, read as it grows."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._runs: set[tuple[UUID, int]] = set()
+
+    def read(self, life: Life) -> set[tuple[UUID, int]]:
+        with life.diary.open("rb") as file:
+            file.seek(self._at)
+            text, newline, _ = file.read().rpartition(b"\n")
+            self._at += len(text + newline)
+        for line in text.decode().splitlines():
+            word, job, attempt, *_ = line.split()
+            if word == "start":
+                self._runs.add((UUID(job), int(attempt)))
+            elif word == "end":
+                self._runs.discard((UUID(job), int(attempt)))
+        return self._runs
+
+
 async def wait_ended(storm: Storm) -> None:
     """Wait until every job has ended."""
-    give_up = time.monotonic() + BOUND
+    give_up = time.monotonic() + storm.bound
     while True:
         ((left,),) = await storm.ask("SELECT (SELECT count(*) FROM aioqueue.job) - (SELECT count(*) FROM aioqueue.outcome)")
-        if not left:
+        if not left or storm.caught:
             return
         storm.drained = time.monotonic() - storm.ended
         if time.monotonic() > give_up:
             rows = await storm.ask(
                 "SELECT id, task, state, attempt, spared, worker FROM aioqueue.jobs WHERE finished_at IS NULL LIMIT 5"
             )
-            storm.fault(f"{left} jobs had not ended {BOUND:g} s after the storm: {rows}")
+            storm.fault(f"{left} jobs had not ended {storm.bound:g} s after the storm: {rows}")
             return
         await asyncio.sleep(0.1)
 
@@ -148,7 +203,7 @@ async def wait_ended(storm: Storm) -> None:
 async def wait_settled(storm: Storm, fleet: Fleet) -> None:
     """Wait until the workers' rows and connections are those of the living."""
     give_up = time.monotonic() + SETTLED
-    pids = {slot.life.process.pid for slot in fleet.slots}
+    pids = {slot.life.process.pid for slot in fleet.workers}
     while True:
         workers = {row[0] for row in await storm.ask("SELECT pid FROM aioqueue.worker")}
         sessions: dict[str, int] = dict(await storm.ask(SESSIONS))
@@ -170,7 +225,7 @@ async def judge(storm: Storm, executions: list[Execution]) -> None:
     )
     jobs: dict[UUID, tuple[str, str, str | None, int | None]] = {row[0]: row[1:] for row in rows}
     there = set(jobs)
-    _none(storm, "committed jobs do not exist", expected(storm) - there)
+    _none(storm, "committed jobs do not exist", {*storm.committed, *storm.pooled} - there)
     _none(storm, "jobs of transactions that rolled back exist", storm.rolled_back & there)
     pooled = {job for job, (queue, *_) in jobs.items() if queue == "pooled"}
     if not len(storm.pooled) <= len(pooled) <= len(storm.pooled) + storm.pooled_unknown:

@@ -13,7 +13,7 @@ from psycopg.rows import TupleRow
 
 from aioqueue.job import JobState, NewJob, new_job_id
 
-from .chaos_run import PRIORITIES, QUEUES, Chaos
+from .model import PRIORITIES, QUEUES, Chaos
 
 BURSTS = (1, 1, 2, 2, 25)
 TENANTS = 40

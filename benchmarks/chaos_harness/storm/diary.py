@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from uuid import UUID
 
-from .storm_fleet import Fleet, Life
-from .storm_run import Storm
-from .storm_tasks import UNCANCELLABLE
+from .fleet import Fleet, Life
+from .model import Storm
+from .tasks import UNCANCELLABLE
 
 
 @dataclass

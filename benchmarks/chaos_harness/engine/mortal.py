@@ -18,9 +18,9 @@ from aioqueue.outcome import Succeeded
 from aioqueue.record import encode
 from aioqueue.store import NOT_OWNED, WORKER_DEAD
 
-from .chaos_actors import kill
-from .chaos_run import LEASE
-from .chaos_worker import RESCUED_AT_ONCE, ChaosWorker
+from .actors import kill
+from .model import LEASE
+from .worker import RESCUED_AT_ONCE, ChaosWorker
 
 TAKEN_OVER = 15.0
 """Seconds in which the others must have taken over what a dead worker ran."""

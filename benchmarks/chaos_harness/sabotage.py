@@ -1,21 +1,27 @@
-"""Broken copies of single rules of the storage engine; the chaos run (chaos.py) must catch every one of them.
+"""Broken copies of single rules; the harness (chaos.py) must catch every one of them.
 
-A sabotage replaces parts of a function's text in the scratch schema, or the floor's rule in this process. A pause in the
+A sabotage replaces parts of a function's text in the run's database, the floor's rule in this process, or a part of the
+runtime in the worker processes. A pause in the
 broken copy only widens the moment in which the broken order can be seen; in the right order it would do no harm.
 """
 
 from __future__ import annotations
 
+import hashlib
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import LiteralString, cast
+from types import SimpleNamespace
+from typing import Any, LiteralString, cast
 from uuid import UUID
 
 from psycopg import AsyncConnection, sql
 from psycopg.rows import TupleRow
 
+from aioqueue import renew
 from aioqueue.floor import LaneFloor, Snapshot
 from aioqueue.sql import functions, place
+from aioqueue.transaction import OpenTransaction
 
 Changes = tuple[tuple[str, str], ...]
 
@@ -36,11 +42,37 @@ class NeverWaits(LaneFloor[UUID]):
 
 @dataclass(frozen=True)
 class Sabotage:
-    """One broken rule: changes of functions by name, or a floor."""
+    """One broken rule: changes of functions by name, a floor, or a patch of the worker processes; and what shows it."""
 
     rule: str
     changes: Mapping[str, Changes] = field(default_factory=dict)
     floor: type[LaneFloor[UUID]] = LaneFloor
+    patch: str = ""
+    kinds: frozenset[str] | None = None
+    """The faults under which a storm of real processes shows it; None: the engine driven by hand shows it."""
+
+
+def _share_identities() -> None:
+    """A worker's identity is that of its host: all workers of this machine have one."""
+    name = int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:7])
+    cast("Any", renew).secrets = SimpleNamespace(randbits=lambda _: name)
+
+
+def _read_nothing_back() -> None:
+    """A COMMIT without an answer counts as good."""
+
+    async def read_back(_: OpenTransaction) -> str:
+        return "succeeded"
+
+    cast("Any", OpenTransaction)._read_back = read_back
+
+
+PATCHES = {"": lambda: None, "identity": _share_identities, "read-back": _read_nothing_back}
+
+
+def patch(name: str) -> None:
+    """Break this process, if it is to be."""
+    PATCHES[name]()
 
 
 _READ_V = "    FOR i IN 1..cardinality(p_lanes) LOOP\n        vts := vts || aioqueue.virtual_time(p_lanes[i]);\n    END LOOP;\n"
@@ -104,8 +136,44 @@ SABOTAGES: dict[str, Sabotage] = {
             ),
         },
     ),
+    "early-rescue": Sabotage(
+        "nobody is taken for dead before the lease ends",
+        {"rescue": (("k.lease_until < clock_timestamp()", "k.lease_until < clock_timestamp() + interval '1.1 s'"),)},
+    ),
     "floor-wait": Sabotage("a floor waits for every transaction that was running", floor=NeverWaits),
     "floor-rewind": Sabotage("a floor goes back when a transaction that was set aside ends", floor=NeverRewinds),
+    "identity": Sabotage(
+        "a worker's identity is a random number of its own",
+        {
+            "register_worker": (
+                (
+                    "at + make_interval(secs => p_lease));",
+                    "at + make_interval(secs => p_lease)) ON CONFLICT (id) DO UPDATE"
+                    " SET pid = excluded.pid, dead = false, lease_until = excluded.lease_until;",
+                ),
+            ),
+        },
+        patch="identity",
+        kinds=frozenset({"kill"}),
+    ),
+    "read-back": Sabotage(
+        "what became of a COMMIT without an answer is read back", patch="read-back", kinds=frozenset({"commit"})
+    ),
+    "losses-count": Sabotage(
+        "an attempt that is lost with its worker counts",
+        {"rescue_job": (("END, false, NULL);", "END, true, NULL);"),)},
+        kinds=frozenset({"kill"}),
+    ),
+    "rescue": Sabotage(
+        "jobs of the dead are taken over",
+        {"rescue": (("(k.dead OR k.lease_until < clock_timestamp())", "false"),)},
+        kinds=frozenset({"kill"}),
+    ),
+    "tenant": Sabotage(
+        "a job runs for its own tenant",
+        {"claim": (("nullif(c.tenant, '')", "reverse(nullif(c.tenant, ''))"),)},
+        kinds=frozenset(),
+    ),
 }
 
 

@@ -1,7 +1,7 @@
-"""The app of the storm's worker processes (`-A benchmarks.storm_tasks:app`), and of the process that enqueues.
+"""The app of the storm's worker processes (`-A benchmarks.chaos_harness.storm.tasks:app`), and of those that enqueue.
 
 Every run writes its start and its end into a file of its process, with the machine's monotonic clock: that evidence needs no
-database and no connection, and outlives a kill. The tables that tasks write to stand in storm_server.py.
+database and no connection, and outlives a kill. The tables that tasks write to stand in servers.py.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from typing import Any
 from aioqueue import AioQueue, Cancel, JobContext, JobTransaction, Retry, Snooze
 from aioqueue.events import Observer
 from aioqueue.settings import LeaseSettings, LimitSettings, PoolSettings, WorkerSettings
+from benchmarks.chaos_harness import sabotage
+
+from . import clock
 
 LEASE = 2.0
 CONCURRENCY = 12
 POOL = 4
 DIARY = "STORM_DIARY"
+PATCH = "STORM_SABOTAGE"
 BOMBED = 7
 """Exit code of a process whose job ended it."""
+UNNOTED = ("plain",)
+"""Tasks that write nothing into the diary."""
 TRANSACTIONAL = ("write", "parent")
 """Tasks of which every success leaves exactly one row in storm.effect."""
 UNCANCELLABLE = ("threaded", "block")
@@ -203,4 +209,6 @@ def made(dsn: str | None = None, *, schema: str = "aioqueue", pool: int = POOL, 
     return new
 
 
+clock.install()
+sabotage.patch(os.environ.get(PATCH, ""))
 app = made()

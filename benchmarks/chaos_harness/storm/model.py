@@ -17,9 +17,9 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 
-from .storm_server import StormServer
+from .servers import Servers
 
-KINDS = ("kill", "stop", "terminate", "restart", "blackhole", "cancel")
+KINDS = ("kill", "stop", "terminate", "restart", "failover", "blackhole", "commit", "clock", "cancel")
 QUERY_SECONDS = 30.0
 
 
@@ -27,15 +27,23 @@ QUERY_SECONDS = 30.0
 class Storm:
     """One run."""
 
-    server: StormServer
+    servers: Servers
     directory: Path
-    """Logs and diaries of the workers."""
+    """Logs and diaries of the processes."""
     seconds: float
     seed: int
     kinds: frozenset[str]
     """The faults that happen."""
-    interval: float = 1.8
+    interval: float
     """Seconds between faults, on average."""
+    rate: float
+    """Jobs enqueued a second, about."""
+    patch: str = ""
+    """The sabotage that the workers are to carry out; "": none."""
+    sabotaged: bool = False
+    """Something is broken on purpose: the first thing found wrong is enough."""
+    bound: float = 120.0
+    """Seconds after the storm in which everything must have ended."""
     committed: dict[UUID, float] = field(default_factory=dict)
     """Jobs whose COMMIT was answered, and when, by the monotonic clock."""
     rolled_back: set[UUID] = field(default_factory=set)
@@ -53,7 +61,9 @@ class Storm:
     faults: list[str] = field(default_factory=list)
     """What was found wrong."""
     outages: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when the server was away."""
+    """From when to when nobody could commit: the server was away, or its standby."""
+    slow: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when one commit took a good part of a lease, though nothing was done to the server."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when no more jobs are enqueued and no more faults begin."""
     drained: float = 0.0
@@ -71,6 +81,11 @@ class Storm:
         self.faults.append(text)
         print(f"  FAULT after {time.monotonic() - self.began:.1f} s: {text}", flush=True)
 
+    @property
+    def caught(self) -> bool:
+        """Whether there is no need to go on."""
+        return self.sabotaged and bool(self.faults)
+
     def wants(self, kind: str) -> bool:
         """Whether faults of this kind happen."""
         return kind in self.kinds
@@ -86,7 +101,7 @@ class Storm:
     async def watcher(self) -> AsyncIterator[AsyncConnection[TupleRow]]:
         """A connection of the superuser that no fault touches but the server's own end."""
         async with asyncio.timeout(QUERY_SECONDS):
-            conn = await AsyncConnection.connect(self.server.watch, autocommit=True, connect_timeout=10)
+            conn = await AsyncConnection.connect(self.servers.watch, autocommit=True, connect_timeout=10)
         try:
             yield conn
         finally:
