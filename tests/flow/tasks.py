@@ -35,7 +35,9 @@ def made(dsn: str | None = None, *, schema: str, environ: Callable[[str], str | 
 async def _evidence() -> psycopg.AsyncConnection[tuple[object, ...]]:
     while True:
         try:
-            return await psycopg.AsyncConnection.connect(os.environ["AIOQUEUE_DSN"], autocommit=True, application_name="evidence")
+            return await psycopg.AsyncConnection.connect(
+                os.environ["AIOQUEUE_DSN"], autocommit=True, application_name="evidence", prepare_threshold=None
+            )
         except psycopg.OperationalError:
             await asyncio.sleep(0.05)
 

@@ -23,15 +23,49 @@ START_SECONDS = 20.0
 class PgBouncer:
     """A running PgBouncer; `dsn` turns a DSN of the server into one that goes through it."""
 
-    def __init__(self, home: Path, process: subprocess.Popen[bytes], target: str) -> None:
+    def __init__(self, home: Path, user: ServerUser | None) -> None:
         self.home = home
-        self.process = process
-        self._target = target
+        self._user = user
+        self.process = self._start()
 
     def dsn(self, direct: str) -> str:
         """The same role and database, through the pooler."""
         parts = urlsplit(direct)
         return urlunsplit(parts._replace(query=f"host={self.home}&port={PORT}"))
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        assert PROGRAM is not None
+        user = self._user
+        with (self.home / "log").open("ab") as log:
+            return subprocess.Popen(
+                [PROGRAM, str(self.home / "ini")], cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                user=user.uid if user else None, group=user.gid if user else None, extra_groups=[] if user else None,
+            )  # fmt: skip
+
+    def stop(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def restart(self, direct: str) -> None:
+        """Kill it and start another in its place."""
+        self.stop()
+        (self.home / f".s.PGSQL.{PORT}").unlink()
+        self.process = self._start()
+        self.wait_until_it_answers(direct)
+
+    def wait_until_it_answers(self, direct: str) -> None:
+        """Wait until it has a connection of the server for a client."""
+        give_up = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                psycopg.connect(self.dsn(direct), connect_timeout=2).close()
+            except psycopg.OperationalError as error:
+                if time.monotonic() > give_up or self.process.poll() is not None:
+                    raise AssertionError(f"PgBouncer does not answer: {error}\n{self.log}") from error
+                time.sleep(0.02)
+            else:
+                return
 
     @property
     def log(self) -> str:
@@ -41,24 +75,17 @@ class PgBouncer:
 @contextlib.contextmanager
 def pgbouncer(direct: str, **settings: object) -> Iterator[PgBouncer]:
     """Run a PgBouncer in transaction mode in front of the server that `direct` names."""
-    assert PROGRAM is not None
     home = Path(tempfile.mkdtemp(prefix="aioqueue-pooler-", dir="/tmp"))
     # As root, PgBouncer refuses to run: it runs as the server's user then.
     user = server_user(home / "none")
     try:
         _configure(home, direct, settings, user)
-        with (home / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [PROGRAM, str(home / "ini")], cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                user=user.uid if user else None, group=user.gid if user else None, extra_groups=[] if user else None,
-            )  # fmt: skip
-        running = PgBouncer(home, process, direct)
+        running = PgBouncer(home, user)
         try:
-            _wait_until_it_answers(running, direct)
+            running.wait_until_it_answers(direct)
             yield running
         finally:
-            process.kill()
-            process.wait(10)
+            running.stop()
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
@@ -76,16 +103,3 @@ def _configure(home: Path, direct: str, settings: dict[str, object], user: Serve
     if user is not None:
         for path in (home, home / "ini", home / "users"):
             os.chown(path, user.uid, user.gid)
-
-
-def _wait_until_it_answers(running: PgBouncer, direct: str) -> None:
-    give_up = time.monotonic() + START_SECONDS
-    while True:
-        try:
-            psycopg.connect(running.dsn(direct), connect_timeout=2).close()
-        except psycopg.OperationalError as error:
-            if time.monotonic() > give_up or running.process.poll() is not None:
-                raise AssertionError(f"PgBouncer does not answer: {error}\n{running.log}") from error
-            time.sleep(0.02)
-        else:
-            return
