@@ -308,6 +308,11 @@ class AlchemySessionPsycopg2(AlchemySessionSync):
     library = "psycopg2"
 
 
+def atomic() -> transaction.Atomic:
+    """As transaction.atomic(), with a type."""
+    return transaction.Atomic(using=None, savepoint=True, durable=False)
+
+
 class Django(Blocking):
     atomic: Any = None
 
@@ -327,7 +332,7 @@ class Django(Blocking):
         self.on.close()
 
     def start(self) -> None:
-        self.atomic = transaction.atomic()
+        self.atomic = atomic()
         self.atomic.__enter__()
 
     def end(self, *, commits: bool) -> None:
@@ -350,7 +355,7 @@ class Django(Blocking):
             cursor.execute(statement)
 
     def open_savepoint(self) -> contextlib.AbstractContextManager[object]:
-        return transaction.atomic()
+        return atomic()
 
     async def set_codec(self) -> None:
         def set_both() -> None:  # the proxy's connection is the thread's

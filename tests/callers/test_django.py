@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections
 
 from aioqueue import AioQueue, TransactionAborted, WorkerSettings
 from aioqueue.callers import django as caller
 from aioqueue.events import ListenerConnected
 from tests.callers.conftest import Open
-from tests.callers.drivers import Django
+from tests.callers.drivers import Django, atomic
 from tests.kit import MakeApp, Seen
 from tests.sql.engine import Session
 
@@ -25,7 +25,7 @@ async def driver(open_driver: Open) -> AsyncIterator[Django]:
 
 async def test_a_connection_by_its_name(app: AioQueue, driver: Django, boss: Session) -> None:
     def enqueue() -> None:
-        with transaction.atomic():
+        with atomic():
             app.get("add").options(on=connections["default"]).enqueue_sync(1)
 
     await driver.run(enqueue)
@@ -34,7 +34,7 @@ async def test_a_connection_by_its_name(app: AioQueue, driver: Django, boss: Ses
 
 async def test_a_block_that_must_be_rolled_back_takes_no_job(app: AioQueue, driver: Django, boss: Session) -> None:
     def enqueue() -> None:
-        with transaction.atomic():
+        with atomic():
             driver.on.set_rollback(True)
             app.get("add").options(on=driver.on).enqueue_sync(1)
 
