@@ -20,7 +20,6 @@ from psycopg.rows import TupleRow, tuple_row
 from .floor import Snapshot
 from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
 from .limit_store import LimitStore
-from .pooler import SharedConnection
 from .reading import array
 
 WORKER_DEAD = "AQ001"
@@ -227,7 +226,8 @@ class Store(LimitStore):
                 claims.more = claims.more or bool(row[4])
             else:
                 key, first = row[12]
-                claims.key_floors[key] = first
+                if first is not None:
+                    claims.key_floors[key] = first
                 if row[3]:
                     claims.passed[key] = row[3]
         return claims
@@ -408,8 +408,6 @@ class Store(LimitStore):
     async def scrub(self, conn: AsyncConnection[Any]) -> None:
         """Take from the server's session what a job left on it: after a transaction, behind a pooler also before one."""
         await self.execute(conn, "scrub")
-        if isinstance(conn, SharedConnection):
-            await conn.put_back_reported()
 
     async def ended_transactions(self, conn: AsyncConnection[Any], xids: Sequence[int]) -> set[int]:
         """Return those of the transactions (pg_current_xact_id) that have ended."""

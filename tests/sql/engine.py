@@ -5,6 +5,7 @@ transactions line by line. Nothing waits for time: `blocked` waits until the ser
 """
 
 import asyncio
+import hashlib
 import json
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -18,7 +19,7 @@ from psycopg import AsyncConnection
 from aioqueue.floor import LaneFloor
 from aioqueue.job import Claimed, NewJob, lane, new_job_id
 from aioqueue.sql import as_sql, functions
-from aioqueue.store import LOWEST_ID, LaneQuestion, LaneScan, Store, Tick
+from aioqueue.store import LOWEST_ID, Claims, LaneQuestion, LaneScan, Store, Tick
 
 T = TypeVar("T")
 LANE = lane("default", 0)
@@ -30,6 +31,12 @@ GATE = 7_001
 def entry(job: Claimed, reason: str = "succeeded", **rest: object) -> dict[str, object]:
     """One outcome of a batch as record takes it: r result, d delay, s spared, t m b error, u unknown task."""
     return {"j": str(job.job_id), "l": job.lane, "v": job.vt, "a": job.attempt, "o": reason, **rest}
+
+
+def limit_key(kind: str, name: str, key: str | None = None) -> int:
+    """The number of a limit, or of one key of a task, as sql/functions/limit_key.sql computes it."""
+    text = f"{kind}:{len(name)}:{name}" + ("" if key is None else f":{key}")
+    return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:8], "big", signed=True)
 
 
 @dataclass
@@ -86,12 +93,51 @@ class Session:
         self, worker: int, limit: int = 10, *, lanes: Sequence[int] = (LANE,), floor: tuple[int, UUID] = (0, LOWEST_ID)
     ) -> list[Claimed]:
         """Claim from the lanes, each from the same floor."""
+        return (await self.claims(worker, limit, lanes=lanes, floor=floor)).jobs
+
+    async def claims(
+        self,
+        worker: int,
+        limit: int = 10,
+        *,
+        lanes: Sequence[int] = (LANE,),
+        floor: tuple[int, UUID] = (0, LOWEST_ID),
+        key_floors: str = "{}",
+    ) -> Claims:
+        """The same with all that a claim says."""
         scans = [LaneScan(number, floor, limit) for number in lanes]
-        return (await self.store.claim(self.conn, worker=worker, lanes=scans, limit=limit)).jobs
+        return await self.store.claim(self.conn, worker=worker, lanes=scans, limit=limit, key_floors=key_floors)
 
     async def claim_one(self, worker: int, **options: Any) -> Claimed:
         (job,) = await self.claim(worker, 1, **options)
         return job
+
+    async def limit(self, tenant: str, most: int | None, *, paused: bool = False, weight: float | None = None) -> int:
+        """Give a tenant a limit, a pause, a weight, and nothing else; its key."""
+        _, key = await self.store.set_tenant(self.conn, tenant, max_running=most, paused=paused, weight=weight)
+        return key
+
+    async def limit_task(self, name: str, most: int | None = None, *, per_key: int | None = None) -> tuple[int, int]:
+        """Give a task limits, by a worker that registers it; the key of the task's, and of that of each of its keys."""
+        task = {"name": name, "queue": "default", "priority": 0, "max_attempts": 5, "max_running": most}
+        await self.register(tasks=[{**task, "max_running_per_key": per_key}])
+        return limit_key("task", name), limit_key("key", name)
+
+    async def unpark(self, *keys: int, number: int = 1) -> int:
+        """Make as many jobs of each key ready as if so many had ended."""
+        moved, _ = await self.store.unpark(self.conn, dict.fromkeys(keys, number))
+        return moved
+
+    async def sweep(self, **options: Any) -> int:
+        return await self.store.sweep_parked(self.conn, limit=1000, **options)
+
+    async def held(self) -> list[tuple[Any, ...]]:
+        """(key, job_id) of every held row."""
+        return await self.rows("SELECT key, job_id FROM aioqueue.held ORDER BY key, pos")
+
+    async def parked(self) -> list[tuple[Any, ...]]:
+        """(key, job_id) of every parked job, as they will be made ready."""
+        return await self.rows("SELECT key, job_id FROM aioqueue.parked ORDER BY key, pos")
 
     async def record(self, worker: int, *entries: dict[str, object]) -> dict[UUID, str]:
         return await self.store.record(self.conn, worker=worker, outcomes=json.dumps(entries))
@@ -132,6 +178,7 @@ class Session:
         """Every table of unfinished or ended jobs that holds the job: exactly one, unless something is broken."""
         found = await self.rows(
             "SELECT 'live' FROM aioqueue.live WHERE job_id = %(id)s UNION ALL"
+            " SELECT 'parked' FROM aioqueue.parked WHERE job_id = %(id)s UNION ALL"
             " SELECT 'scheduled' FROM aioqueue.scheduled WHERE job_id = %(id)s UNION ALL"
             " SELECT 'outcome' FROM aioqueue.outcome WHERE job_id = %(id)s".replace("%(id)s", f"'{job_id}'")
         )

@@ -166,3 +166,16 @@ async def test_of_two_cancels_both_are_answered(boss: Session, one: Session, two
         await one.commit()
     assert found.result() == "cancelled"
     assert await boss.value("SELECT count(*) FROM aioqueue.outcome") == 1
+
+
+async def test_a_parked_job_is_cancelled_and_its_status_was_ready(boss: Session, one: Session) -> None:
+    await one.limit("T", 1)
+    _, waiting, last = await one.enqueue(3, tenant="T")
+    worker = await one.register()
+    await one.claim(worker)
+    status = await one.store.job_status(one.conn, waiting, tenant="T")
+    assert status is not None and status.state == "ready"
+    assert await one.cancel(waiting, tenant="U") is None
+    assert await one.cancel(waiting, tenant="T") == "cancelled"
+    assert await one.cancel(waiting) == "cancelled"
+    assert (await boss.places(waiting), await boss.places(last)) == (["outcome"], ["parked"])

@@ -62,3 +62,11 @@ async def test_a_refusal_names_the_option(guest: Session) -> None:
 async def test_a_payload_of_null_is_jsons_null(boss: Session, guest: Session) -> None:
     await guest.rows("SELECT aioqueue.enqueue('a', 'null'), aioqueue.enqueue('b', NULL)")
     assert await boss.rows("SELECT payload::text FROM aioqueue.jobs") == [("null",), ("null",)]
+
+
+async def test_a_key(one: Session, guest: Session) -> None:
+    job_id = await guest.value("SELECT aioqueue.enqueue('t', key => 'printer 7')")
+    assert await one.value("SELECT key FROM aioqueue.jobs WHERE id = %s", job_id) == "printer 7"
+    for name in ("", " ", "x" * 201):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="key: expected a name"):
+            await guest.value("SELECT aioqueue.enqueue('t', key => %s)", name)

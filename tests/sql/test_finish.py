@@ -165,3 +165,20 @@ async def test_cancelling_the_client_while_it_waits_leaves_the_job_running(boss:
     await one.rollback()
     await two.commit()
     assert await one.record(job.worker, entry(job, "error", d=0)) == {job.job_id: "cancelled"}
+
+
+async def test_the_keys_are_free_with_the_commit_and_not_before(one: Session, two: Session) -> None:
+    key = await one.limit("T", 1)
+    await one.enqueue(2, tenant="T")
+    worker, other = await one.register(), await two.register()
+    job = await one.claim_one(worker)
+    await one.open_job(job)
+    await one.finish(job)
+    assert await two.claim(other) == [], "a claim does not wait for a job's own transaction"
+    await one.rollback()
+    assert await two.held() == [(key, job.job_id)]
+    await one.open_job(job)
+    await one.finish(job)
+    await one.commit()
+    assert await two.held() == [] and await two.unpark(key) == 1
+    assert len(await two.claim(other)) == 1

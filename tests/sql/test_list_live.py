@@ -44,3 +44,17 @@ async def test_a_suspect_is_found_by_its_queue(boss: Session, one: Session) -> N
     assert await boss.value("SELECT lane FROM aioqueue.live") != LANE, "it is no suspect"
     page = await one.store.list_jobs(one.conn, state="ready", queue="default", window=10, limit=10)
     assert [job["id"] for job in page.jobs] == [job_id]
+
+
+async def test_parked_jobs_are_ready_ones_behind_the_others(one: Session) -> None:
+    await one.limit("T", 1)
+    running, *parked = await one.enqueue(3, tenant="T")
+    await one.claim(await one.register())
+    ready = await one.enqueue_one(tenant="U")
+    elsewhere = await one.enqueue_one(tenant="T", queue="q")
+    page = await one.store.list_jobs(one.conn, state="ready", queue="default", window=100, limit=100)
+    assert [job["id"] for job in page.jobs] == [ready, *parked]
+    page = await one.store.list_jobs(one.conn, state="ready", tenant="T", window=100, limit=100)
+    assert [job["id"] for job in page.jobs] == [elsewhere, *parked]
+    page = await one.store.list_jobs(one.conn, state="running", window=100, limit=100)
+    assert [job["id"] for job in page.jobs] == [running]

@@ -83,3 +83,14 @@ async def test_a_cancel_of_such_a_job_wins_or_loses_but_never_doubles(boss: Sess
     await two.commit()
     assert await answer == "cancelled"
     assert await one.places(job_id) == ["outcome"]
+
+
+async def test_limits_of_tasks_come_and_go_with_the_code(boss: Session, one: Session) -> None:
+    rows = "SELECT kind, name, max_running, settled FROM aioqueue.limits ORDER BY kind"
+    await one.limit_task("t", 5, per_key=2)
+    assert await boss.rows(rows) == [("key", "t", 2, True), ("task", "t", 5, True)]
+    await one.limit_task("t", 6)
+    assert await boss.rows(rows) == [("task", "t", 6, True)]
+    await one.limit_task("u")
+    await one.limit_task("t")
+    assert await boss.rows(rows) == []

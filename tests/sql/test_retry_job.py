@@ -40,3 +40,10 @@ async def test_unknown_and_another_tenants_are_none(one: Session, guest: Session
     await one.cancel(job_id)
     assert await guest.store.retry_job(guest.conn, uuid4()) is None
     assert await guest.store.retry_job(guest.conn, job_id, tenant="B") is None
+
+
+async def test_the_new_job_has_the_key(one: Session) -> None:
+    job_id = await one.enqueue_one(key="printer 7")
+    await one.cancel(job_id)
+    again = await one.store.retry_job(one.conn, job_id)
+    assert await one.value("SELECT key FROM aioqueue.jobs WHERE id = %s", again) == "printer 7"

@@ -296,3 +296,14 @@ async def test_two_ticks_at_once_never_move_virtual_time_back(boss: Session, one
     assert await now() == 9_000
     await two.tick(worker, 12_000)
     assert await now() == 12_000
+
+
+async def test_lanes_of_paused_queues_are_named_and_asked_about_all_the_same(one: Session) -> None:
+    """Their ready rows hold the floor; they are no work."""
+    await one.enqueue()
+    worker = await one.register()
+    await one.store.set_queue(one.conn, "default", paused=True)
+    tick = await one.tick(worker, upto=10_000)
+    assert LANE in tick.paused and tick.firsts != [None]
+    await one.store.set_queue(one.conn, "default", paused=False)
+    assert (await one.tick(worker)).paused == frozenset()

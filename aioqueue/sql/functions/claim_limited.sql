@@ -7,7 +7,8 @@
 -- otherwise their jobs stay where they are.
 -- Served by live_pkey, job_pkey, limits_kind_name_key, held_pkey.
 -- Besides jobs, rows without a job_id: (lane, vt, attempt, spared) for a lane: attempt were parked, up to position vt, and
--- spared = 1 says that there is more; (keys, attempt) without a lane: keys[1] has no held row before position keys[2], and
+-- spared = 1 says that there is more; (keys, attempt) without a lane: keys[1] has no held row before position keys[2] (NULL:
+-- unknown), and
 -- attempt jobs would have had room in it but were parked under others: as many are to be unparked instead.
 CREATE OR REPLACE FUNCTION aioqueue.claim_limited(
     p_worker bigint, p_lanes bigint[], p_floor_vts bigint[], p_floor_ids uuid[], p_groups integer[], p_shares integer[],
@@ -138,7 +139,7 @@ BEGIN
         END IF;
         RETURN QUERY SELECT NULL::uuid, NULL::bigint, NULL::bigint, u.passed, NULL::integer, NULL, NULL, NULL, NULL::smallint, NULL::integer, NULL,
                             NULL::timestamptz, ARRAY[u.key, u.first]
-                       FROM unnest(k_keys, k_first, k_passed) AS u (key, first, passed) WHERE u.first IS NOT NULL;
+                       FROM unnest(k_keys, k_first, k_passed) AS u (key, first, passed) WHERE u.first IS NOT NULL OR u.passed > 0;
         more := more OR parked >= 1000;
         EXIT WHEN free = 0 OR parked >= 1000;
     END LOOP;
