@@ -11,6 +11,7 @@ from aioqueue import migrate as migrations
 from aioqueue.version import VERSION
 
 from .demo import demo
+from .dev import dev
 from .doctor import doctor
 from .enqueue import enqueue
 from .failure import Commands
@@ -54,5 +55,5 @@ def version(json: bool) -> None:
         click.echo(f"{name} {value}")
 
 
-for command in (worker, migrate, status, health, doctor, job, tenant, queue, enqueue, demo, version):
+for command in (worker, dev, migrate, status, health, doctor, job, tenant, queue, enqueue, demo, version):
     cli.add_command(command)

@@ -1,0 +1,84 @@
+"""`python -m aioqueue dev` as a real process: the worker starts anew at a change, survives a broken one, ends at Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aioqueue import AioQueue
+
+pytestmark = pytest.mark.anyio
+TASKS = """
+import os
+from aioqueue import AioQueue
+app = AioQueue(schema=os.environ["AIOQUEUE_SCHEMA"])
+
+@app.task(name="answer")
+async def answer() -> int:
+    return {answer}
+"""
+
+
+class Dev:
+    """The command, its lines on standard error, and the file that it watches."""
+
+    def __init__(self, directory: Path, dsn: str, schema: str) -> None:
+        self.file = directory / "tasks.py"
+        self.write(1)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIOQUEUE_", "PG"))}
+        path = os.pathsep.join(filter(None, [str(Path.cwd()), kept.get("PYTHONPATH")]))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "aioqueue", "dev", "-A", "tasks:app"],
+            cwd=directory,
+            env={**kept, "PYTHONPATH": path, "AIOQUEUE_DSN": dsn, "AIOQUEUE_SCHEMA": schema},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def write(self, answer: object) -> None:
+        self.file.write_text(TASKS.replace("{answer}", str(answer)))
+
+    def wait_line(self, part: str) -> str:
+        assert self.process.stderr is not None
+        said = []
+        for line in self.process.stderr:
+            said.append(line)
+            if part in line:
+                return line
+        raise AssertionError(f"it ended without saying {part!r}: {''.join(said)}")
+
+
+@pytest.fixture
+def dev(tmp_path: Path, owner_dsn: str, schema: str) -> Iterator[Dev]:
+    started = Dev(tmp_path, owner_dsn, schema)
+    yield started
+    if started.process.poll() is None:
+        started.process.terminate()
+    started.process.communicate()
+
+
+async def test_a_change_takes_effect_also_after_one_that_does_not_import(dev: Dev, owner_dsn: str, schema: str) -> None:
+    async with AioQueue(owner_dsn, schema=schema) as app:
+
+        async def answer() -> object:
+            job = await app.enqueue_by_name("answer", {})
+            return await job.result(60)
+
+        dev.wait_line("serves")
+        assert await answer() == 1
+        dev.write("2 +")
+        dev.wait_line("SyntaxError")
+        dev.write(3)
+        dev.wait_line("serves")
+        assert await answer() == 3
+    dev.process.send_signal(signal.SIGINT)
+    assert dev.process.wait(60) == 0
+
+
+def test_without_an_app_it_says_what_it_needs() -> None:
+    ended = subprocess.run([sys.executable, "-m", "aioqueue", "dev"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and "-A module:app" in ended.stderr
