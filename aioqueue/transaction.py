@@ -24,7 +24,7 @@ from .identity import MARKER, ROLE, Identity
 from .job import Claimed
 from .job_connection import LEFT, JobConnection
 from .nested import Nesting
-from .pooler import PoolConnection, SharedConnection, sever
+from .pooler import SESSION, PoolConnection, SharedConnection, sever
 from .settings import Settings
 from .store import NOT_OWNED, REFUSED, VIOLATION, Store
 
@@ -73,6 +73,8 @@ class OpenTransaction:
         }
         if self._conn.info.server_version >= HAS_TRANSACTION_TIMEOUT:
             values["transaction_timeout"] = f"{int((seconds + rollback) * 1000)}ms"
+        if isinstance(self._conn, SharedConnection):
+            values["client_connection_check_interval"] = SESSION["client_connection_check_interval"]
         async with deadline(self._conn, self._settings.pool.deadline), self._conn.pipeline():
             await self._conn.execute(self._conn._get_tx_start_command(), prepare=False)
             if isinstance(self._conn, SharedConnection):
