@@ -18,6 +18,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 from uuid import UUID
 
+import anyio
+
 from . import embedded, migrate
 from .control import Controlling
 from .database import Database
@@ -29,6 +31,7 @@ from .job import Job, JobStatus
 from .keep import outlast
 from .listen import Kind
 from .options import check_tenant
+from .patience import once_reached
 from .running import RunningWorker
 from .services import Services
 from .settings import (
@@ -93,6 +96,8 @@ class AioQueue(Controlling):
         self._auto_migrate = auto_migrate
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._store = Store(schema)
+        self.refusal: str | None = None
+        """Why the database cannot be reached, while opening the app waits for it."""
         self._server: embedded.EmbeddedServer | None = None
         self._services: Services | None = None
         self._opened = False
@@ -128,6 +133,7 @@ class AioQueue(Controlling):
     async def open(self) -> None:
         """Open the pool and the notifier. Raises SchemaError, ConfigurationError, psycopg.OperationalError.
 
+        A database that cannot be reached is waited for, `PoolSettings.start_timeout` at most.
         In a process that was forked since, what the parent has opened is left alone.
         """
         async with self._turn():
@@ -257,6 +263,10 @@ class AioQueue(Controlling):
         _ = self._services.database
         return self._services
 
+    def note_refusal(self, error: str) -> None:
+        """Take note of why the database cannot be reached, while a start waits for it."""
+        self.refusal = error
+
     def _turn(self) -> asyncio.Lock:
         """Return the lock of opening and closing: new in each process and on each loop, which may come one after the other."""
         loop = asyncio.get_running_loop()
@@ -296,18 +306,24 @@ class AioQueue(Controlling):
             raise ConfigurationError(
                 "psycopg needs a selector event loop on Windows: asyncio.run(main(), loop_factory=asyncio.SelectorEventLoop)"
             )
+        anyio.get_cancelled_exc_class()  # loads anyio's backend now: 25 ms that no stop must cost the loop
         try:
-            dsn = await self._find_database()
-            self._services = await Services.open(
-                dsn,
-                self._store,
-                self.settings,
-                self.observers,
-                listen_dsn=None if self._server else find_listen_dsn(self._listen_dsn),
-            )
+            self._services = await once_reached(self._open_services, self.settings.pool.start_timeout, self.note_refusal)
         except BaseException:
             self._leave_server()
             raise
+        finally:
+            self.refusal = None
+
+    async def _open_services(self) -> Services:
+        dsn = await self._find_database()
+        return await Services.open(
+            dsn,
+            self._store,
+            self.settings,
+            self.observers,
+            listen_dsn=None if self._server else find_listen_dsn(self._listen_dsn),
+        )
 
     async def _end(self) -> None:
         services, self._services = self._services, None
@@ -322,7 +338,8 @@ class AioQueue(Controlling):
         if dsn is None:
             if not embedded.available():
                 raise no_dsn()
-            self._server = await asyncio.to_thread(embedded.start, self._data_dir)
+            if self._server is None:
+                self._server = await asyncio.to_thread(embedded.start, self._data_dir)
             await self._migrate_embedded(self._server)
             dsn = self._server.dsn("worker")
         elif self._auto_migrate:

@@ -6,18 +6,27 @@ behind a transaction-mode pooler too. Nothing else in aioqueue runs DDL.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Literal
 
 import psycopg
 from psycopg import sql
 
+from .database import connection_string, deadline
 from .errors import SchemaError
 from .settings import DEFAULT_SCHEMA, check_schema_name
 from .sql import as_sql, functions, migrations, place, quote_schema
 
 Kind = Literal["worker", "client"]
+
+ANSWER_SECONDS = 10.0
+"""Seconds that one small call may take."""
+MIGRATE_SECONDS = 600.0
+"""Seconds that a migration may take in all, unless told otherwise."""
 
 CLIENT_FUNCTIONS = (
     "enqueue", "enqueue_many", "cancel_job", "retry_job", "read_outcomes", "job_status", "notify",
@@ -140,18 +149,41 @@ def _script(*, schema: str, since: int) -> str:
     return "\n".join(parts)
 
 
-async def migrate(dsn: str, *, schema: str = DEFAULT_SCHEMA) -> SchemaStatus:
+@contextlib.asynccontextmanager
+async def connect(dsn: str, seconds: float = ANSWER_SECONDS) -> AsyncIterator[psycopg.AsyncConnection]:
+    """Open a connection; the block's end commits. All of it takes at most so long, whatever the server does."""
+    # As through a pooler: none of the time-outs that the runtime's statements have.
+    conn = await psycopg.AsyncConnection.connect(connection_string(dsn, pooler=True))
+    async with _within(conn, seconds), conn:
+        yield conn
+
+
+@contextlib.asynccontextmanager
+async def _within(conn: psycopg.AsyncConnection, seconds: float) -> AsyncIterator[None]:
+    ends = time.monotonic() + seconds
+    try:
+        async with deadline(conn, seconds):
+            yield
+    except psycopg.OperationalError as error:
+        if time.monotonic() < ends:
+            raise
+        raise psycopg.OperationalError(f"the server has not done it within {seconds:g} s; it may hang") from error
+
+
+async def migrate(dsn: str, *, schema: str = DEFAULT_SCHEMA, timeout: float = MIGRATE_SECONDS) -> SchemaStatus:
     """Apply what is pending, as the role of `dsn`, which becomes (or is) the owner; return what there was before.
 
     One transaction: it is all there afterwards, or nothing. Safe to run from many processes at once. Raises
-    psycopg.errors.LockNotAvailable where a table stays locked for 5 s: run it again.
+    psycopg.errors.LockNotAvailable where a table stays locked for 5 s: run it again; psycopg.OperationalError where the
+    server gives no first answer within 10 s, or all of it has taken `timeout` seconds.
     """
     check_schema_name(schema)
-    async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=10, client_encoding="utf8") as conn:
+    async with connect(dsn, timeout) as conn:
         # Who waited for the lock must see what its holder did, whatever the database's default is.
         await conn.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
-        await _check_encoding(conn)
-        await conn.execute("SET LOCAL lock_timeout = '60s'")
+        async with _within(conn, min(ANSWER_SECONDS, timeout)):
+            await _check_encoding(conn)
+            await conn.execute("SET LOCAL lock_timeout = '60s'")
         await conn.execute(
             "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0))",
             (f"aioqueue migrate {schema}",),
@@ -230,5 +262,5 @@ def grants(*, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") ->
 
 async def grant(dsn: str, *, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") -> None:
     """Grant a role its rights, as the owner. Raises psycopg.errors.UndefinedObject for an unknown role."""
-    async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=10, client_encoding="utf8") as conn:
+    async with connect(dsn) as conn:
         await conn.execute(_as_it_is(grants(role=role, schema=schema, kind=kind)))

@@ -26,6 +26,7 @@ class Host(WakeUps, Protocol):
 
     settings: Settings
     observers: Observers
+    refusal: str | None
 
     @property
     def database(self) -> Database:
@@ -79,7 +80,10 @@ class RunningWorker:
         if self._task is not None and self._task.done():
             error = None if self._task.cancelled() else self._task.exception()
             return ["the worker has ended" if error is None else f"the worker has ended: {type(error).__name__}: {error}"]
-        return ["the worker has not started yet"] if self._worker is None else self._worker.problems()
+        if self._worker is not None:
+            return self._worker.problems()
+        refusal = self._app.refusal
+        return ["the worker has not started yet" if refusal is None else f"cannot reach the database: {refusal}"]
 
     @property
     def abandoned(self) -> int:

@@ -64,6 +64,8 @@ class PoolSettings:
     """Seconds the runtime waits for a connection before it counts as an outage."""
     deadline: float = 10.0
     """Seconds one of the runtime's database calls may take before its connection is shut."""
+    start_timeout: float = 60.0
+    """Seconds that opening an app, and starting a worker, wait for a database that cannot be reached; 0: an error at once."""
     prepare: bool | None = None
     """Prepare statements on the server; None: unless a pooler stands between (PgBouncer needs 1.21, max_prepared_statements)."""
 
@@ -71,6 +73,7 @@ class PoolSettings:
         _check(self.size >= 3, f"pool size: at least 3 (two are kept for the runtime), got {self.size}")
         _check(1 <= self.min_size <= self.size, f"pool min_size: 1 to {self.size}, got {self.min_size}")
         _check(self.acquire_timeout > 0 and self.deadline > 0, "pool: timeouts must be positive")
+        _check(self.start_timeout >= 0, f"pool start_timeout: must not be negative, got {self.start_timeout:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +201,10 @@ class TenantSettings:
             self.role is None or (bool(self.role.strip()) if isinstance(self.role, str) else callable(self.role)),
             f"tenants role: expected a role's name or a function, got {self.role!r}",
         )
+
+    def requires(self, of_task: bool | None) -> bool:
+        """Whether jobs of a task must have a tenant, where the task says so (`require_tenant`) or leaves it to the app (None)."""
+        return self.required if of_task is None else of_task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ from .keep import keep_running
 from .listen import Kind
 from .maintenance.prune import Pruner
 from .maintenance.service import Maintenance
+from .patience import once_reached
 from .record import Recorder, encode
 from .renew import Heartbeat
 from .run import Runner
@@ -98,6 +99,9 @@ class Worker:
         self._wake_ups = wake_ups
         self._settings = worker
         self._standalone = standalone
+        self._start_timeout = settings.pool.start_timeout
+        self._refusal: str | None = None
+        """Why the database cannot be reached, while the start waits for it."""
         self.abandoned = 0
         """Jobs that ignored their cancellation; a standalone worker stops then, an embedded one claims nothing more."""
         queues = parse_queues(worker.queues)
@@ -107,7 +111,7 @@ class Worker:
         self.started = started
         """Set once the worker has its row and claims."""
 
-        self._check = lambda: check_start(database, store, observers, settings.tenants)
+        self._check: Callable[[], Awaitable[object]] = lambda: check_start(database, store, observers, settings.tenants)
         lanes = Lanes(queues)
         floors = Floors(lanes.all(), LOWEST_ID, suspects=lanes.suspects())
         slots = self._slots = Slots(worker.concurrency)
@@ -221,7 +225,8 @@ class Worker:
         """Say what keeps the worker from its work now; empty when all is well."""
         found = []
         if not self.started.is_set():
-            found.append("the worker has not started yet")
+            why = self._refusal
+            found.append("the worker has not started yet" if why is None else f"cannot reach the database: {why}")
         elif not self.heartbeat.proven:
             found.append("the lease is in doubt: no beat was accepted in time")
         if self.abandoned:
@@ -246,10 +251,10 @@ class Worker:
 
         Whatever way it ends, claiming stops first, jobs have the grace period, outcomes are recorded, the heartbeat goes
         last. A second cancellation would break into that: see running.py. Raises psycopg.OperationalError when the database
-        cannot be reached at the start, UnsafeDatabase when it would not keep tenants apart (doctor/start.py).
+        cannot be reached within `PoolSettings.start_timeout`, UnsafeDatabase when it would not keep tenants apart
+        (doctor/start.py).
         """
-        await self._check()
-        await self.heartbeat.register()
+        await once_reached(self._start, self._start_timeout, self._note_refusal)
         claims = _keep(self._claimer.run, "claimer")
         loops = [
             *(_keep(self._recorder.run, "recorder") for _ in range(RECORDERS)),
@@ -274,6 +279,13 @@ class Worker:
                 finally:
                     await self._end(loops, resign=written)
         self._observers.emit(WorkerStopped(self.heartbeat.worker))
+
+    async def _start(self) -> None:
+        await self._check()
+        await self.heartbeat.register()
+
+    def _note_refusal(self, error: str) -> None:
+        self._refusal = error
 
     async def _end(self, loops: Sequence[asyncio.Task[None]], *, resign: bool) -> None:
         for loop in loops:

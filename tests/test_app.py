@@ -249,7 +249,7 @@ async def test_a_forked_process_opens_the_app_anew_and_leaves_the_parents_alone(
 
 
 async def test_a_database_that_cannot_be_reached_leaves_the_app_closed(make_app: MakeApp) -> None:
-    app = make_app(dsn="postgresql://nobody@127.0.0.1:1/none")
+    app = make_app(dsn="postgresql://nobody@127.0.0.1:1/none", pool=PoolSettings(start_timeout=0))
     with pytest.raises(psycopg.OperationalError):
         await app.open()
     assert not app.is_open

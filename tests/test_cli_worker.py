@@ -262,7 +262,7 @@ def test_a_wrong_name(start: Start) -> None:
 
 
 def test_an_unreachable_database(start: Start) -> None:
-    code, said = start(dsn="postgresql://127.0.0.1:1/none").end()
+    code, said = start("--start-timeout", "0", dsn="postgresql://127.0.0.1:1/none").end()
     assert (code, said.count("\n"), "cannot reach the database" in said) == (1, 1, True)
 
 

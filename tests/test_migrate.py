@@ -289,3 +289,24 @@ async def test_a_database_that_cannot_store_every_text_is_refused(server: Server
                 await migrate.migrate(server.dsn("owner", "latin"))
         finally:
             await boss.execute("DROP DATABASE latin WITH (FORCE)")
+
+
+async def test_a_server_that_does_not_answer_is_not_waited_for_without_end(
+    fresh_database: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dsn = fresh_database().dsn("owner")
+    async with await psycopg.AsyncConnection.connect(dsn) as other:
+        lock = "SELECT pg_advisory_xact_lock(hashtextextended('aioqueue migrate aioqueue', 0))"
+        await other.execute(lock)
+        with pytest.raises(psycopg.OperationalError, match="within 0.3 s"):
+            await migrate.migrate(dsn, timeout=0.3)
+        monkeypatch.setattr(migrate, "_check_encoding", lambda conn: conn.execute("SELECT pg_sleep(60)"))
+        monkeypatch.setattr(migrate, "ANSWER_SECONDS", 0.2)
+        with pytest.raises(psycopg.OperationalError, match="within 0.2 s"):
+            await migrate.migrate(dsn)
+    assert not (await _status(dsn)).version
+
+
+async def _status(dsn: str) -> migrate.SchemaStatus:
+    async with await psycopg.AsyncConnection.connect(dsn) as conn:
+        return await migrate.status(conn, schema="aioqueue")

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import asdict
 
 import click
-from psycopg import AsyncConnection
 
 from aioqueue import migrate as migrations
 from aioqueue.migrate import Kind, SchemaStatus
@@ -34,9 +33,17 @@ EMBEDDED_ROLES: dict[str, Kind] = {"aioqueue_worker": "worker", "aioqueue_client
     show_default=True,
     help="Which rights.",
 )
+@option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=migrations.MIGRATE_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for all of it.",
+)
 @as_json
 @click.pass_context
-def migrate(ctx: click.Context, status: bool, sql: bool, grants: str | None, kind: Kind, json: bool) -> None:
+def migrate(ctx: click.Context, status: bool, sql: bool, grants: str | None, kind: Kind, timeout: float, json: bool) -> None:
     """Bring the schema up to this version, in one transaction, as the role of the DSN: it will own the schema.
 
     Safe to run from many places at once. Nothing else runs DDL, unless told: worker --migrate, AioQueue(auto_migrate=True),
@@ -59,7 +66,7 @@ def migrate(ctx: click.Context, status: bool, sql: bool, grants: str | None, kin
             asyncio.run(_grant(place, grants, kind))
             click.echo(f"role {grants} has the rights of a {kind} in schema {place.schema}")
         else:
-            asyncio.run(_migrate(place))
+            asyncio.run(_migrate(place, timeout))
 
 
 def _sql(common: Common, role: str | None, kind: Kind) -> str:
@@ -77,7 +84,7 @@ def _sql(common: Common, role: str | None, kind: Kind) -> str:
 
 
 async def _status(place: Place) -> SchemaStatus:
-    async with await AsyncConnection.connect(place.dsn, connect_timeout=10, autocommit=True) as conn:
+    async with migrations.connect(place.dsn) as conn:
         return await migrations.status(conn, schema=place.schema)
 
 
@@ -93,13 +100,13 @@ def _print_status(status: SchemaStatus, as_json: bool) -> None:
 
 
 async def _grant(place: Place, role: str, kind: Kind) -> None:
-    async with await AsyncConnection.connect(place.dsn, connect_timeout=10, autocommit=True) as conn:
+    async with migrations.connect(place.dsn) as conn:
         await migrations.check(conn, schema=place.schema)
     await migrations.grant(place.dsn, role=role, schema=place.schema, kind=kind)
 
 
-async def _migrate(place: Place) -> None:
-    before = await migrations.migrate(place.dsn, schema=place.schema)
+async def _migrate(place: Place, timeout: float) -> None:
+    before = await migrations.migrate(place.dsn, schema=place.schema, timeout=timeout)
     if place.embedded and before.pending:
         for role, kind in EMBEDDED_ROLES.items():
             await migrations.grant(place.dsn, role=role, schema=place.schema, kind=kind)

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import click
@@ -121,8 +121,18 @@ async def reading(common: Common) -> AsyncIterator[tuple[AsyncConnection[Any], S
         yield conn, store
 
 
-def make_app(common: Common) -> AioQueue:
-    """Return the app of -A, or one without tasks, on the database that the options name. Raises Failure."""
+def make_app(common: Common, *, start_timeout: float | None = 0.0) -> AioQueue:
+    """Return the app of -A, or one without tasks, on the database that the options name. Raises Failure.
+
+    `start_timeout` is in place of the app's own, unless it is None.
+    """
+    app = _make_app(common)
+    if start_timeout is not None:
+        app.settings = replace(app.settings, pool=replace(app.settings.pool, start_timeout=start_timeout))
+    return app
+
+
+def _make_app(common: Common) -> AioQueue:
     if common.app is None:
         return AioQueue(find_dsn(common.dsn if "dsn" in common.given else None), schema=find_schema(common, None))
     if "dsn" in common.given and common.dsn is not None:

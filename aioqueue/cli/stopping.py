@@ -43,6 +43,11 @@ class Stops:
         """Whether there was a signal."""
         return self._count > 0
 
+    @property
+    def started(self) -> bool:
+        """Whether there is a worker that has its row."""
+        return self.worker is not None and self.worker.id != 0
+
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Handle signals for the block; in the main thread."""
@@ -61,11 +66,12 @@ class Stops:
         self._loop.call_soon_threadsafe(self._stop, signal.Signals(number).name, self._count)
 
     def _stop(self, name: str, count: int) -> None:
-        if self.worker is None:
+        if not self.started:
             # Nothing is claimed yet: whatever is being opened is given up.
             if self._main is not None:
                 self._main.cancel()
             return
+        assert self.worker is not None  # noqa: S101 - it has started
         if count == 1:
             self._logger.info("%s: claiming nothing more; once again to hand back what runs, a third time to exit at once", name)
         else:

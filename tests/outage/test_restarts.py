@@ -2,25 +2,18 @@
 
 import asyncio
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
-import psycopg
 import pytest
 
-from aioqueue import AioQueue
 from aioqueue.events import JobClaimed, LeaseLost, WorkerStarted
 from aioqueue.job import lane
 from benchmarks.proxy import Proxy
 from tests.outage.scene import PATIENCE, make_scene
-from tests.outage.server import OutageServer, free_port
+from tests.outage.server import OutageServer
 
 pytestmark = pytest.mark.anyio
 
-ROOT = Path(__file__).parents[2]
-APP = "from aioqueue import AioQueue\napp = AioQueue()\n@app.task\nasync def nothing() -> None: ...\n"
 
 
 async def test_five_kills_of_the_server_under_load_lose_nothing_and_double_nothing(outage: OutageServer) -> None:
@@ -110,39 +103,6 @@ async def test_a_long_outage_costs_little_time_and_few_words(outage: OutageServe
         assert len(caplog.records) <= 8
         await asyncio.to_thread(outage.start)
         await (await scene.quick.enqueue()).result(timeout=PATIENCE)
-
-
-async def test_an_app_whose_database_is_down_says_so_when_it_is_opened() -> None:
-    app = AioQueue(f"postgresql://nobody@127.0.0.1:{free_port()}/nowhere")
-    with pytest.raises(psycopg.OperationalError, match="refused"):
-        await app.open()
-    assert not app.is_open
-    with pytest.raises(psycopg.OperationalError, match="refused"):
-        async with app.worker():
-            pass
-    assert not app.is_open
-
-
-@pytest.mark.parametrize("kind", ["down", "hung"])
-def test_the_worker_command_ends_with_one_line_where_the_database_does_not_answer(
-    outage: OutageServer, tmp_path: Path, kind: str
-) -> None:
-    (tmp_path / "told.py").write_text(APP)
-    port = free_port() if kind == "down" else outage.port
-    if kind == "hung":
-        outage.hold_still()
-    ended = subprocess.run(
-        [sys.executable, "-m", "aioqueue", "worker", "-A", "told:app", "--dsn", outage.tcp(port=port, connect_timeout="2")],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert len(ended.stderr.splitlines()) == 1
-    assert ended.stderr.startswith("error: cannot reach the database: ")
 
 
 async def test_a_worker_that_loses_its_server_for_longer_than_its_lease_goes_on_afterwards(outage: OutageServer) -> None:
