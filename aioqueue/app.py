@@ -60,8 +60,8 @@ class AioQueue(Controlling):
 
     `dsn`: where none is given, AIOQUEUE_DSN, DATABASE_URL, PG*, then the embedded server in `data_dir` (default
     `.aioqueue`). `listen_dsn`: a direct way to the same database for wake-ups, where `dsn` leads through a pooler in transaction
-    mode (default: AIOQUEUE_LISTEN_DSN, then `dsn`). `auto_migrate` brings the schema up to date when the app is opened; otherwise a schema that does not fit
-    is a SchemaError. All settings have defaults; see aioqueue.settings.
+    mode (default: AIOQUEUE_LISTEN_DSN, then `dsn`). `auto_migrate` brings the schema up to date when the app is opened;
+    otherwise a schema that does not fit is a SchemaError. All settings have defaults; see aioqueue.settings.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 import pytest
 
 from aioqueue import ConfigurationError
-from aioqueue.dsn import find_dsn, no_dsn
+from aioqueue.dsn import find_dsn, find_listen_dsn, no_dsn
 
 GIVEN = "postgresql://given/db"
 OURS = "postgresql://ours/db"
@@ -46,3 +46,10 @@ def test_the_error_for_no_database_names_every_way_to_give_one() -> None:
     assert isinstance(error, ConfigurationError)
     for way in ("AioQueue('postgresql://", "--dsn", "AIOQUEUE_DSN", "DATABASE_URL", "PGHOST", "embedded", "aioqueue-pg"):
         assert way in str(error)
+
+
+def test_wake_ups_have_a_dsn_of_their_own_if_one_is_given() -> None:
+    environ = {"AIOQUEUE_DSN": OURS, "AIOQUEUE_LISTEN_DSN": COMMON}
+    assert find_listen_dsn("postgresql+asyncpg://given/db", environ) == GIVEN
+    assert find_listen_dsn(None, environ) == COMMON
+    assert find_listen_dsn(None, {"AIOQUEUE_DSN": OURS}) is None

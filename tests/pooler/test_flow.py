@@ -254,8 +254,10 @@ async def test_many_migrate_at_once(fresh_database: Callable[[], Database], sche
         await migrate.check(conn, schema=schema)
 
 
-async def test_the_command_line(pooled_dsn: str, schema: str, flow: Flow) -> None:
-    await flow.start(poll=0.05)
+async def test_the_command_line(pooled_dsn: str, worker_dsn: str, schema: str, flow: Flow) -> None:
+    # Nobody looks within the hour: the jobs are found by wake-ups.
+    worker = await flow.start("--listen-dsn", worker_dsn, poll=3600.0)
+    await worker.logged("wake-ups come through listen_dsn")
     for arguments in (["status", "--json"], ["enqueue", "quick", '{"number": 4}', "--wait", "30"], ["job", "list"], ["health"]):
         command = [sys.executable, "-m", "aioqueue", "--dsn", pooled_dsn, "--schema", schema, *arguments]
         done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
