@@ -104,7 +104,7 @@ async def use(http: httpx.AsyncClient) -> int:
     print(f"result: {view['result']} words, expected 6")
     foreign = await http.get(f"/jobs/{job}", headers={"x-tenant": "43"})
     print(f"asked by another tenant: {foreign.status_code}, expected 404")
-    return (view["result"] != 6) + (foreign.status_code != 404)
+    return int(view["result"] != 6) + int(foreign.status_code != 404)
 
 
 async def main() -> int:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import assert_type, cast
 
 from aioqueue.context import JobContext, JobTransaction
-from aioqueue.job import Job
+from aioqueue.job import Job, JobState
 from tests.typing.tasks import (
     Order,
     Total,
@@ -43,6 +43,18 @@ async def enqueue(order: Order) -> None:
     assert_type(await plain_context_bare.enqueue(1), Job[bytes])
     assert_type(await nothing.enqueue(), Job[int])
     assert_type(await optional.enqueue(), Job[list[int]])
+
+
+def enqueue_sync(order: Order) -> None:
+    assert_type(bill.options(tenant="42", on=object()).enqueue_sync(order, note="x"), Job[Total])
+    assert_type(bill.options(on=object()).enqueue_many_sync([order]), list[Job[Total]])
+    assert_type(mail.enqueue_sync("x"), Job[None])
+    assert_type(plain_context.enqueue_sync(1), Job[bytes])
+
+
+async def cancel(job: Job[Total]) -> None:
+    assert_type(await job.cancel(), JobState)
+    assert_type(await job.cancel(on=object()), JobState)
 
 
 async def options(order: Order) -> None:

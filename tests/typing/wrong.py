@@ -39,6 +39,12 @@ async def enqueue(order: Order) -> None:
     await bill.enqueue_many([1])  # E
 
 
+def enqueue_sync(order: Order) -> None:
+    bill.enqueue_sync("no")  # E
+    bill.options(on=object()).enqueue_sync(order, "x")  # E
+    mail.enqueue_sync()  # E
+
+
 async def options(order: Order) -> None:
     bill.options(priority="high")  # E
     bill.options(tenant=42)  # E

@@ -1,0 +1,158 @@
+"""The router and the worker in the lifespan under the real server: reloads, several processes, failures, open streams."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import httpx
+import pytest
+
+from tests.kit import PATIENCE, until
+from tests.sql.engine import Session
+
+pytestmark = pytest.mark.anyio
+
+LIVE = "SELECT count(*) = %s FROM aioqueue.worker WHERE NOT dead"
+
+
+class Served:
+    """A server's process, and a client of it."""
+
+    def __init__(self, process: Process, directory: Path) -> None:
+        self.process = process
+        self.directory = directory
+        transport = httpx.AsyncHTTPTransport(uds=str(directory / "socket"))
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://web", timeout=PATIENCE)
+
+    async def answer(self, path: str, good: Callable[[Any], bool] = bool, *, method: str = "GET") -> Any:
+        """Ask until the server answers as wanted: it may be starting, or starting again."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    response = await self.http.request(method, path)
+                    if response.is_success and good(response.json()):
+                        return response.json()
+                assert self.process.returncode is None, "the server has ended"
+                await asyncio.sleep(0.02)
+
+    async def state(self, job_id: str, state: str) -> Any:
+        """Wait until the job is in that state; its view."""
+        return await self.answer(f"/jobs/{job_id}", lambda view: view["state"] == state)
+
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Wait for the end after a signal; the exit code."""
+        self.process.send_signal(number)
+        return await self.ended()
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(PATIENCE):
+            return await self.process.wait()
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture
+def serve(worker_dsn: str, schema: str) -> Serve:
+    """Starts uvicorn on a copy of web.py."""
+
+    @asynccontextmanager
+    async def serving(*options: str, **environ: str) -> AsyncIterator[Served]:
+        directory = Path(tempfile.mkdtemp(prefix="aioqueue-web-", dir="/tmp"))
+        shutil.copy(Path(__file__).with_name("web.py"), directory)
+        environment = {**os.environ, "AIOQUEUE_DSN": worker_dsn, "AIOQUEUE_SCHEMA": schema, **environ}
+        command = ["-m", "uvicorn", "web:web", "--uds", "socket", "--log-level", "warning", *options]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, cwd=directory, env=environment, start_new_session=True
+        )
+        served = Served(process, directory)
+        try:
+            yield served
+        finally:
+            await served.http.aclose()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            shutil.rmtree(directory)
+
+    return serving
+
+
+async def test_a_reload_hands_its_jobs_to_the_new_process(serve: Serve) -> None:
+    async with serve("--reload") as served:
+        job_id = await served.answer("/hold", method="POST")
+        await served.state(job_id, "running")
+        code = served.directory / "web.py"
+        code.write_text(code.read_text().replace('"WEB_VERSION", "1"', '"WEB_VERSION", "2"'))
+        view = await served.state(job_id, "succeeded")
+        assert (view["result"], view["attempt"]) == (2, 2)
+
+
+async def test_a_job_of_a_server_that_was_killed_ends_with_one_result_after_the_restart(serve: Serve, boss: Session) -> None:
+    async with serve() as served:
+        job_id = await served.answer("/hold", method="POST")
+        await served.state(job_id, "running")
+        await served.end(signal.SIGKILL)
+    assert await boss.state(UUID(job_id)) == "running"
+    async with serve(WEB_VERSION="2") as served:
+        assert (await served.state(job_id, "succeeded"))["result"] == 2
+    assert await boss.value("SELECT count(*) FROM aioqueue.outcome WHERE job_id = %s", UUID(job_id)) == 1
+
+
+async def test_several_processes_share_the_jobs_and_leave_no_worker_behind(serve: Serve, boss: Session) -> None:
+    async with serve("--workers", "2") as served:
+        await until(boss, LIVE, 2)
+        pids = {pid for (pid,) in await boss.rows("SELECT pid FROM aioqueue.worker WHERE NOT dead")}
+        job_ids = [await served.answer("/process", method="POST") for _ in range(20)]
+        results = [(await served.state(job_id, "succeeded"))["result"] for job_id in job_ids]
+        assert set(results) <= pids
+        await served.end()
+        assert await boss.value(LIVE, 0)
+
+
+async def test_a_lifespan_that_fails_ends_the_server_and_hands_its_jobs_back(serve: Serve, boss: Session) -> None:
+    job_id = await boss.enqueue_one(task="hold")
+    async with serve(WEB_FAILS="1") as served:
+        assert await served.ended() == 3  # uvicorn's word for an application that did not start
+    assert await boss.rows("SELECT state, attempt, spared FROM aioqueue.jobs WHERE id = %s", job_id) == [("ready", 1, 1)]
+    assert await boss.value(LIVE, 0)
+
+
+async def test_open_streams_do_not_keep_the_server(serve: Serve, boss: Session) -> None:
+    async with serve() as served:
+        job_id = await served.answer("/hold", method="POST")
+        await served.state(job_id, "running")
+        begun = asyncio.Event()
+        following = asyncio.create_task(follow(served, job_id, begun))
+        await begun.wait()
+        await served.end()
+        assert [line for line in await following if line.startswith("event")] == ["event: state"]
+    assert await boss.state(UUID(job_id)) == "ready"
+    assert await boss.value(LIVE, 0)
+
+
+async def follow(served: Served, job_id: str, begun: asyncio.Event) -> list[str]:
+    lines = []
+    async with served.http.stream("GET", f"/jobs/{job_id}/events") as response:
+        async for line in response.aiter_lines():
+            lines.append(line)
+            begun.set()
+    return lines
+
+
+async def test_a_stream_ends_with_the_result(serve: Serve) -> None:
+    async with serve() as served:
+        job_id = await served.answer("/process", method="POST")
+        lines = await follow(served, job_id, asyncio.Event())
+        assert "event: result" in lines
+        assert any(f'"result":{served.process.pid}' in line for line in lines)
