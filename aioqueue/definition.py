@@ -50,6 +50,8 @@ class TaskDefinition:
     """Jobs of it that run at once, over all workers; None: as many as there are."""
     max_running_per_key: int | None = None
     """The same for jobs of one key."""
+    require_tenant: bool | None = None
+    """Whether its jobs must have a tenant; None: as the app's TenantSettings say."""
 
 
 def define(
@@ -62,6 +64,7 @@ def define(
     timeout: timedelta | float | None = None,
     max_running: int | None = None,
     max_running_per_key: int | None = None,
+    require_tenant: bool | None = None,
 ) -> TaskDefinition:
     """Check a function and its options, and make a task of them. Raises TaskDefinitionError."""
     _check_function(fn)
@@ -76,6 +79,8 @@ def define(
         raise TaskDefinitionError(f"task {name!r}: {error}") from None
     if not isinstance(policy, Retry):
         raise TaskDefinitionError(f"task {name!r}: retry: expected a Retry, got {policy!r}")
+    if require_tenant not in (None, True, False):
+        raise TaskDefinitionError(f"task {name!r}: require_tenant: expected True, False or None, got {require_tenant!r}")
     parameters, returned = read_signature(fn, task=name)
     is_async = inspect.iscoroutinefunction(fn)
     holds = _read_holds(parameters, is_async=is_async, task=name)
@@ -92,6 +97,7 @@ def define(
         fn=fn,
         max_running=_read_limit("max_running", max_running, task=name),
         max_running_per_key=_read_limit("max_running_per_key", max_running_per_key, task=name),
+        require_tenant=require_tenant,
     )
 
 

@@ -29,8 +29,9 @@ from .callers.caller import Statements
 from .callers.refusal import refusal
 from .context import JobTransaction, current_job
 from .database import AllInUse, connection_lost
-from .errors import DuplicateJob, InvalidOption, JobNotFound, TransactionAborted, UnknownTask
+from .errors import DuplicateJob, InvalidOption, JobNotFound, TenantRequired, TransactionAborted, UnknownTask
 from .job import Job, JobSource, JobState, NewJob
+from .job_connection import JobConnection
 from .listen import Kind
 from .options import Options
 from .payload import check_json
@@ -47,8 +48,8 @@ PAUSE = 0.1
 
 ENDED: tuple[Kind, ...] = ("ready", "done")
 """Hints after a cancel: to the job's worker, and to those who wait for its end."""
-ABORTED, TAKEN, INVALID = "25P02", "23505", "22023"
-"""SQLSTATEs of a refused enqueue: the transaction is aborted, the id is taken, an option is invalid."""
+ABORTED, TAKEN, INVALID, HOMELESS = "25P02", "23505", "22023", "AQ004"
+"""SQLSTATEs of a refused enqueue: the transaction is aborted, the id is taken, an option is invalid, it needs a tenant."""
 
 R = TypeVar("R")
 
@@ -146,6 +147,7 @@ class Enqueuing(TaskRegistry, JobSource):
         delay: timedelta | float | None = None,
         run_at: datetime | None = None,
         max_attempts: int | None = None,
+        key: str | None = None,
         on: object | None = None,
     ) -> Job[Any]:
         """Enqueue a job of a task that may be registered elsewhere only; options as in `Task.options`.
@@ -154,7 +156,7 @@ class Enqueuing(TaskRegistry, JobSource):
         payload is validated; of another it must be JSON, and its worker validates it.
         """
         options = Options.of(
-            tenant=tenant, queue=queue, priority=priority, delay=delay, run_at=run_at, max_attempts=max_attempts
+            tenant=tenant, queue=queue, priority=priority, delay=delay, run_at=run_at, max_attempts=max_attempts, key=key
         )  # fmt: skip
         given = {} if payload is None else payload
         if name in self.tasks:
@@ -198,15 +200,21 @@ class Enqueuing(TaskRegistry, JobSource):
         return Statements(self.settings.schema)
 
     def _prepared(self, jobs: Sequence[NewJob], on: object | None) -> Sequence[NewJob]:
-        """Give the jobs the tenant of the running job, unless they leave it."""
+        """Give the jobs the tenant of the running job, unless they leave it. Raises TenantRequired."""
         running = current_job()
-        if running is None or on is self:
-            return jobs
-        return [job if job.tenant is not None else dataclasses.replace(job, tenant=running.tenant) for job in jobs]
+        if running is not None and running.tenant and on is not self:
+            tenant = str(running.tenant)
+            jobs = [job if job.tenant is not None else dataclasses.replace(job, tenant=tenant) for job in jobs]
+        for job in jobs:
+            if job.tenant is None and (task := self.tasks.get(job.task)) is not None:
+                if self.settings.tenants.requires(task.definition.require_tenant):
+                    raise TenantRequired(job.task)
+        return jobs
 
     def _joined(self, on: object | None) -> object | None:
         """Return whose transaction is joined: the caller's, the running job's own, or none: the pool is used."""
-        if on is None and isinstance(running := current_job(), JobTransaction):
+        running = current_job()
+        if isinstance(running, JobTransaction) and (on is None or (isinstance(on, JobConnection) and on is running.connection)):
             return running
         return None if on is self else on
 
@@ -227,7 +235,7 @@ def as_seen_here(job: Job[R]) -> Job[R]:
     running = current_job()
     if running is None or job.tenant is not None or job.leaves_tenant:
         return job
-    return job.of_tenant(running.tenant)
+    return job.of_tenant(str(running.tenant or "") or None)
 
 
 def _awaited(on: object) -> AsyncCaller:
@@ -263,12 +271,14 @@ def _refusals(jobs: Sequence[NewJob]) -> Iterator[None]:
     except Exception as error:
         said = refusal(error)
         state = "" if said is None else said.sqlstate
-        if said is None or state not in (ABORTED, TAKEN, INVALID):
+        if said is None or state not in (ABORTED, TAKEN, INVALID, HOMELESS):
             raise
         if state == ABORTED:
             raise TransactionAborted from None
         if state == INVALID:
             raise InvalidOption("job", said.message) from None
+        if state == HOMELESS:
+            raise TenantRequired(next(job.task for job in jobs if job.tenant is None)) from None
         # sql/functions/same_jobs.sql says which id is taken.
         taken = re.search(r"job id ([0-9a-f-]{36}) ", said.message)
         raise DuplicateJob(UUID(taken[1]) if taken else jobs[0].id) from error

@@ -11,6 +11,7 @@ AioQueueError
 │   ├── UnknownTask
 │   ├── InvalidPayload
 │   ├── InvalidOption
+│   ├── TenantRequired
 │   ├── DuplicateJob
 │   └── TransactionAborted
 ├── ResultError                 a job has no result to give
@@ -106,6 +107,17 @@ class InvalidOption(EnqueueError, ValueError):
         self.option = option
         self.reason = reason
         super().__init__(f"{option}: {reason}")
+
+
+class TenantRequired(EnqueueError):
+    """The task's jobs must have a tenant, and this one has none."""
+
+    def __init__(self, task: str) -> None:
+        self.task = task
+        super().__init__(
+            f"task {task!r} runs for a tenant only: enqueue it with .options(tenant='…'), or from a job that has one; a task "
+            "that is for all tenants says @app.task(require_tenant=False)"
+        )
 
 
 class DuplicateJob(EnqueueError):

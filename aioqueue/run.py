@@ -19,11 +19,11 @@ import psycopg
 from .attempt import Cause, Run
 from .context import JobContext, JobTransaction, running_job
 from .database import NoFreeConnection
-from .errors import InvalidPayload, InvalidResult, LeaseLost, TransactionViolation
+from .errors import InvalidPayload, InvalidResult, LeaseLost, TenantRequired, TransactionViolation
 from .events import JobAbandoned, JobLost, Observers
 from .job import Claimed
 from .outcome import ErrorText, Failed, Outcome, Reason, Released, Succeeded
-from .settings import LimitSettings
+from .settings import LimitSettings, TenantSettings
 from .task import Holds, Task, TaskDefinition
 from .threads import JobThreads
 
@@ -72,6 +72,7 @@ class Runner:
         transactions: Transactions,
         sink: Sink,
         limits: LimitSettings,
+        tenants: TenantSettings,
         concurrency: int,
         observers: Observers,
         freed: Callable[[], None],
@@ -83,6 +84,7 @@ class Runner:
         self._transactions = transactions
         self._sink = sink
         self._limits = limits
+        self._tenants = tenants
         self._observers = observers
         self._freed = freed
         self._abandoned = abandoned
@@ -164,6 +166,9 @@ class Runner:
             delay = min(60.0, 2.0 ** min(job.spared, 10)) * (0.5 + random.random() / 2)
             return Released(Reason.UNKNOWN_TASK, f"no task {job.task!r} is registered in this worker", delay)
         definition = run.definition = task.definition
+        if job.tenant is None and self._tenants.requires(definition.require_tenant):
+            # Enqueued before the task said so.
+            return Failed(Reason.ERROR, ErrorText.of(TenantRequired(job.task), with_traceback=False), None)
         try:
             args, kwargs = definition.payload.load(job.payload)
         except InvalidPayload as error:

@@ -281,6 +281,7 @@ class TaskRegistry(Enqueuer):
         timeout: timedelta | float | None = ...,
         max_running: int | None = ...,
         max_running_per_key: int | None = ...,
+        require_tenant: bool | None = ...,
     ) -> TaskDecorator: ...
     def task(
         self,
@@ -294,13 +295,15 @@ class TaskRegistry(Enqueuer):
         timeout: timedelta | float | None = None,
         max_running: int | None = None,
         max_running_per_key: int | None = None,
+        require_tenant: bool | None = None,
     ) -> Any:
         """Register a function as a task: `@app.task` or `@app.task(queue="mail")`.
 
         The default name is `module.function`. `timeout` limits one attempt (seconds or a timedelta; None: the
         worker's limit). `max_running` limits how many of its jobs run at once, over all workers, `max_running_per_key`
-        how many of one `.options(key=…)`. Raises TaskDefinitionError for a function that cannot be a task, and for a name that
-        is taken.
+        how many of one `.options(key=…)`. `require_tenant`: its jobs must have a tenant (True), or are for all of
+        them and may have none (False); otherwise the app's TenantSettings decide. Raises TaskDefinitionError for a
+        function that cannot be a task, and for a name that is taken.
         """
 
         def register(function: Callable[..., Any]) -> Task[..., ..., Any]:
@@ -316,6 +319,7 @@ class TaskRegistry(Enqueuer):
                     timeout=timeout,
                     max_running=max_running,
                     max_running_per_key=max_running_per_key,
+                    require_tenant=require_tenant,
                 )
             )
 

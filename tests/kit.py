@@ -193,6 +193,7 @@ async def bench(
         transactions=transactions,
         sink=_Sink(),
         limits=settings.limits,
+        tenants=settings.tenants,
         concurrency=concurrency,
         observers=Observers([seen]),
         freed=freed,

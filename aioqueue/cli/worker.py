@@ -20,6 +20,8 @@ from click.core import ParameterSource
 from aioqueue import migrate as migrations
 from aioqueue.app import AioQueue
 from aioqueue.health import HealthServer
+from aioqueue.job_log import JobLogFilter
+from aioqueue.patience import once_reached
 
 from .eventlog import EventLog
 from .failure import FAILED, Common, Misuse, explain
@@ -51,6 +53,12 @@ class Wanted:
 @option("--migrate", is_flag=True, help="Bring the schema up to date first, as the role of the DSN.")
 @option("--grace", type=click.FloatRange(min=0), metavar="SECONDS", help="Time for jobs to end after the first signal (25).")
 @option("--listen-dsn", envvar="AIOQUEUE_LISTEN_DSN", metavar="URI", help="A direct way to the database, for wake-ups.")
+@option(
+    "--start-timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Time for a database that cannot be reached at the start (the app's setting: 60).",
+)
 @option("--health", type=click.IntRange(0, 65535), metavar="PORT", help="Answer /livez and /readyz there, on 127.0.0.1.")
 @option("--uvloop/--no-uvloop", default=True, help="Run on uvloop where it is installed (the default).")
 @option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True, help="What to log.")
@@ -63,6 +71,7 @@ def worker(
     migrate: bool,
     grace: float | None,
     listen_dsn: str | None,
+    start_timeout: float | None,
     health: int | None,
     uvloop: bool,
     log_level: str,
@@ -71,7 +80,7 @@ def worker(
 
     Signals (SIGTERM, SIGINT): the first drains for the grace period, the second cancels what runs and hands it back
     without holding it against the jobs, the third exits at once with code 1. Exit code 0 after a clean stop, 1 when the
-    database cannot be reached at the start or takes no outcomes at the end or a job cannot be stopped, 3 when the schema
+    database cannot be reached at the start in time or takes no outcomes at the end or a job cannot be stopped, 3 when the schema
     does not fit.
     """
     common = ctx.ensure_object(Common)
@@ -81,11 +90,13 @@ def worker(
     if listen_dsn:
         # Before the import, as for --dsn: an app may read it there.
         os.environ["AIOQUEUE_LISTEN_DSN"] = listen_dsn
-    app = make_app(common)
+    app = make_app(common, start_timeout=start_timeout)
     if ctx.get_parameter_source("listen_dsn") is ParameterSource.COMMANDLINE and app.listen_dsn not in (None, listen_dsn):
         raise Misuse(f"{common.app} has a listen_dsn of its own: leave --listen-dsn out, or write AioQueue() there without one")
     # After the import of the app: logging that it has set up itself stays as it is.
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)-7s %(message)s")
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)-7s %(message)s%(job)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(JobLogFilter())
     logging.getLogger("aioqueue").setLevel(level)
     app.observers.add(EventLog(logger))
     names = tuple(name for text in queue for name in text.split(",") if name)
@@ -127,28 +138,32 @@ async def _work(app: AioQueue, dsn: str | None, wanted: Wanted, *, verbose: bool
 
 
 async def _serve(app: AioQueue, dsn: str | None, wanted: Wanted, stops: Stops) -> int:
+    # The embedded server's schema is brought up to date by the app itself.
     try:
-        # The embedded server's schema is brought up to date by the app itself.
-        if wanted.migrate and dsn is not None:
-            await migrations.migrate(dsn, schema=app.settings.schema)
-        async with app:
+        async with contextlib.AsyncExitStack() as stack:
             grace = app.settings.limits.grace if wanted.grace is None else wanted.grace
-            running = app.worker(
+            running = stops.worker = app.worker(
                 queues=wanted.queues, concurrency=wanted.concurrency, drain=wanted.drain, grace=grace, standalone=True
             )
-            stops.worker = running
-            async with contextlib.AsyncExitStack() as stack:
-                if wanted.health is not None:
-                    port = await stack.enter_async_context(HealthServer(running.problems).listen(wanted.health))
-                    logger.info("health probes are answered on http://127.0.0.1:%d/livez and /readyz", port)
-                await running.run()
-            if running.unwritten:
-                logger.error("%d outcomes could not be written: others run these jobs when the lease ends", running.unwritten)
-            return FAILED if running.abandoned or running.unwritten else 0
+            if wanted.health is not None:
+                # From the beginning: a worker that waits for its database is not ready, and says why.
+                port = await stack.enter_async_context(HealthServer(running.problems).listen(wanted.health))
+                logger.info("health probes are answered on http://127.0.0.1:%d/livez and /readyz", port)
+            if wanted.migrate and dsn is not None:
+                await once_reached(
+                    lambda: migrations.migrate(dsn, schema=app.settings.schema),
+                    app.settings.pool.start_timeout,
+                    app.note_refusal,
+                )
+            await stack.enter_async_context(app)
+            await running.run()
     except asyncio.CancelledError:
-        if stops.asked and stops.worker is None:
+        if stops.asked and not stops.started:
             return 0
         raise
+    if running.unwritten:
+        logger.error("%d outcomes could not be written: others run these jobs when the lease ends", running.unwritten)
+    return FAILED if running.abandoned or running.unwritten else 0
 
 
 def _say_stuck(stuck: list[str]) -> None:

@@ -2,6 +2,7 @@
 -- A job: {"task", "payload", "tenant", "queue", "priority", "delay", "run_at", "max_attempts", "id", "key", "retry_of"};
 -- all but task may be left out. delay is an interval or seconds. Options left out come from table task, then from the defaults.
 -- XID first, then clock and tags (ENGINE.md, invariant 1). Locks nothing that others wait for; makes no row that others use.
+-- A job without a tenant, of a task whose workers require one, is SQLSTATE AQ004.
 -- An id that exists already with the same job is success and adds nothing; with another job it is unique_violation.
 CREATE OR REPLACE FUNCTION aioqueue.enqueue_many(jobs jsonb) RETURNS SETOF uuid
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -10,7 +11,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET e
 AS $$
 DECLARE
     ids uuid[]; tasks text[]; queues text[]; tenants text[]; priorities integer[]; max_attempts_ integer[]; due timestamptz[]; keys text[];
-    lanes bigint[]; inserted uuid[]; fresh boolean[]; at timestamptz; bad record; later boolean; both_given boolean; n integer;
+    lanes bigint[]; inserted uuid[]; fresh boolean[]; at timestamptz; bad record; homeless text; later boolean; both_given boolean; n integer;
 BEGIN
     IF jsonb_typeof(jobs) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'jobs: expected a jsonb array of objects, got ' || coalesce(jsonb_typeof(jobs), 'NULL');
@@ -23,14 +24,18 @@ BEGIN
            array_agg(coalesce((e.v ->> 'max_attempts')::integer, t.max_attempts, 5)),
            array_agg(coalesce((e.v ->> 'run_at')::timestamptz, at + (e.v ->> 'delay')::interval)), array_agg(e.v ->> 'key'),
            coalesce(bool_or(coalesce((e.v ->> 'run_at')::timestamptz, at + (e.v ->> 'delay')::interval) > at), false),
-           coalesce(bool_or(e.v ->> 'run_at' IS NOT NULL AND e.v ->> 'delay' IS NOT NULL), false), count(*)
-      INTO ids, tasks, queues, tenants, priorities, max_attempts_, due, keys, later, both_given, n
+           coalesce(bool_or(e.v ->> 'run_at' IS NOT NULL AND e.v ->> 'delay' IS NOT NULL), false), count(*),
+           min(e.v ->> 'task') FILTER (WHERE t.require_tenant AND e.v ->> 'tenant' IS NULL)
+      INTO ids, tasks, queues, tenants, priorities, max_attempts_, due, keys, later, both_given, n, homeless
       FROM jsonb_array_elements(jobs) AS e (v)
-      LEFT JOIN LATERAL (SELECT k.queue, k.priority, k.max_attempts FROM aioqueue.task k
-                          WHERE (e.v ->> 'queue' IS NULL OR e.v ->> 'priority' IS NULL OR e.v ->> 'max_attempts' IS NULL)
+      LEFT JOIN LATERAL (SELECT k.queue, k.priority, k.max_attempts, k.require_tenant FROM aioqueue.task k
+                          WHERE (e.v ->> 'queue' IS NULL OR e.v ->> 'priority' IS NULL OR e.v ->> 'max_attempts' IS NULL OR e.v ->> 'tenant' IS NULL)
                             AND k.name = e.v ->> 'task' LIMIT 1) t ON true;
     IF n = 0 THEN
         RETURN;
+    END IF;
+    IF homeless IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'AQ004', MESSAGE = 'tenant: task ' || homeless || ' runs for a tenant only; name one';
     END IF;
     IF both_given THEN
         RAISE invalid_parameter_value USING MESSAGE = 'delay, run_at: expected one of them at most, got both';

@@ -2,7 +2,7 @@
 -- and makes jobs that waited for one of these tasks due at once: the first 10,000, which take a moment; the others fall due
 -- by themselves within a minute. Served by scheduled_unknown_task.
 -- p_connections: how many it has of the server's at most; NULL: unknown.
--- p_tasks: [{"name", "queue", "priority", "max_attempts", "max_running", "max_running_per_key"}, …]. Task rows, and their limits
+-- p_tasks: [{"name", "queue", "priority", "max_attempts", "require_tenant", "max_running", "max_running_per_key"}, …]. Task rows, and their limits
 -- (both may be null or missing: none), are written in name order, and only when changed; new limits hold with the commit.
 CREATE OR REPLACE FUNCTION aioqueue.register_worker(
     p_worker bigint, p_host text, p_pid integer, p_version text, p_queues text[], p_concurrency integer,
@@ -16,11 +16,13 @@ BEGIN
     at := clock_timestamp();
     INSERT INTO aioqueue.worker (id, host, pid, version, queues, concurrency, connections, role, started_at, beat_at, lease_until)
     VALUES (p_worker, p_host, p_pid, p_version, p_queues, p_concurrency, p_connections, session_user, at, at, at + make_interval(secs => p_lease));
-    INSERT INTO aioqueue.task AS t (name, queue, priority, max_attempts, seen_at)
-    SELECT e.name, e.queue, e.priority, e.max_attempts, at
-      FROM jsonb_to_recordset(p_tasks) AS e (name text, queue text, priority smallint, max_attempts integer) ORDER BY e.name
-    ON CONFLICT (name) DO UPDATE SET queue = excluded.queue, priority = excluded.priority, max_attempts = excluded.max_attempts, seen_at = at
-       WHERE (t.queue, t.priority, t.max_attempts) IS DISTINCT FROM (excluded.queue, excluded.priority, excluded.max_attempts)
+    INSERT INTO aioqueue.task AS t (name, queue, priority, max_attempts, require_tenant, seen_at)
+    SELECT e.name, e.queue, e.priority, e.max_attempts, coalesce(e.require_tenant, false), at
+      FROM jsonb_to_recordset(p_tasks) AS e (name text, queue text, priority smallint, max_attempts integer, require_tenant boolean) ORDER BY e.name
+    ON CONFLICT (name) DO UPDATE SET queue = excluded.queue, priority = excluded.priority, max_attempts = excluded.max_attempts,
+           require_tenant = excluded.require_tenant, seen_at = at
+       WHERE (t.queue, t.priority, t.max_attempts, t.require_tenant)
+             IS DISTINCT FROM (excluded.queue, excluded.priority, excluded.max_attempts, excluded.require_tenant)
           OR t.seen_at < at - interval '1 hour';
     FOR each IN SELECT e.name, e.max_running, e.max_running_per_key
                FROM jsonb_to_recordset(p_tasks) AS e (name text, max_running integer, max_running_per_key integer) ORDER BY e.name LOOP
