@@ -58,7 +58,7 @@ class Server:
             with contextlib.suppress(psycopg.Error):
                 self.drop(self.dsn_of(name))
 
-    def execute(self, statement: sql.Composable) -> None:
+    def execute(self, statement: sql.Composed) -> None:
         """Run one statement outside of a transaction."""
         with psycopg.connect(self.dsn, autocommit=True) as conn:
             conn.execute(statement)

@@ -1,6 +1,7 @@
 """What every Python driver shares: one command a line on stdin, one answer a line on stdout, both JSON.
 
-A driver runs in the environment of its peer and imports nothing else of this repository, and only psycopg besides it. The commands:
+A driver runs in the environment of its peer and imports nothing else of this repository, and only psycopg besides it.
+The commands:
 
     ["setup"]      make the schema                             {"version", "settings"}
     ["bulk", n]    enqueue n jobs as the peer does in bulk     {"seconds"}
