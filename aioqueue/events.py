@@ -95,12 +95,16 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class LoopBlocked(Event):
-    """User code blocks the event loop at `where` (file:line in function), or has done so (`over`) for `seconds`."""
+    """A job (None: other code) blocks the event loop at `where` (file:line in function), or has for `seconds` (`over`).
+
+    Observers are told once the loop is free again; the guard's thread logs it meanwhile.
+    """
 
     where: str
     seconds: float
     over: bool
     job_id: UUID | None = None
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Protocol
 
 import psycopg
@@ -26,6 +25,7 @@ from psycopg.conninfo import conninfo_to_dict
 from .attempt import Run
 from .clock import clock
 from .events import LoopBlocked, Observers
+from .frames import where
 from .job import Claimed
 from .outcome import Failed
 from .pooler import sever
@@ -119,7 +119,7 @@ class Guard:
         self._failures = 0
         self._connect_at = 0.0
         self._beat_at = 0.0
-        self._reported: tuple[float, str] | None = None
+        self._reported: tuple[float, _Block] | None = None
         self._conn: psycopg.Connection[Any] | None = None
         self._writing: dict[tuple[object, ...], Claimed] = {}
         """Jobs whose outcomes it has taken upon itself, by fence; added in the thread, removed on the loop."""
@@ -185,9 +185,9 @@ class Guard:
         """One look: keep the connection, and see to a blocked loop."""
         if self.lag < self._blocked_after:
             if self._reported is not None:
-                since, where = self._reported
+                since, block = self._reported
                 self._reported = None
-                self._on_loop(self._observers.emit, LoopBlocked(where, time.monotonic() - since, over=True))
+                self._emit(block, time.monotonic() - since, over=True)
             self._connect()
             return
         self._report(block := self._find_block())
@@ -251,18 +251,24 @@ class Guard:
             conn.close()
 
     def _report(self, block: _Block) -> None:
-        """Say what blocks, once per block and line."""
+        """Say what blocks, once per block: whatever it does meanwhile."""
         if block.run is not None:
             block.run.blocked = f"it blocked the event loop for {self.lag:.1f} s at {block.where}"
-        if self._reported is None or self._reported[1] != block.where:
-            self._reported = (time.monotonic() - self.lag if self._reported is None else self._reported[0], block.where)
+        if self._reported is None:
+            self._reported = (time.monotonic() - self.lag, block)
             job = "no job" if block.run is None else f"job {block.run.job.job_id} ({block.run.job.task})"
+            # In this thread, since observers hear of it when the block is over.
             logger.warning("the event loop has been blocked for %.1f s by %s at %s", self.lag, job, block.where)
-            job_id = None if block.run is None else block.run.job.job_id
-            self._on_loop(self._observers.emit, LoopBlocked(block.where, self.lag, over=False, job_id=job_id))
+            self._emit(block, self.lag, over=False)
+
+    def _emit(self, block: _Block, seconds: float, *, over: bool) -> None:
+        job = None if block.run is None else block.run.job
+        facts = (None, None) if job is None else (job.job_id, job.task)
+        event = LoopBlocked(block.where, seconds, over, *facts)
+        self._on_loop(self._observers.emit, event)
 
     def _find_block(self) -> _Block:
-        """Name the job whose task runs now and the innermost line of user code."""
+        """Name the job whose task runs now, and the line of user code."""
         frame = sys._current_frames().get(self._loop_thread)
         try:
             task = asyncio.current_task(self._loop)
@@ -270,7 +276,7 @@ class Guard:
             task = None
         run = next((run for run in self._runs() if run.task is task and task is not None), None)
         stack = "".join(traceback.format_stack(frame)[-20:]) if frame is not None else ""
-        return _Block(run, _innermost(frame), stack)
+        return _Block(run, where(frame), stack)
 
     def _time_out(self, conn: psycopg.Connection[Any], run: Run, stack: str | None) -> None:
         """Write the fenced time-out of a job that the blocked loop cannot end."""
@@ -297,12 +303,3 @@ class Guard:
             self._sink.put(job, outcome)
         else:
             self._sink.recorded_by_guard(job, state, outcome)
-
-
-def _innermost(frame: FrameType | None) -> str:
-    """Return 'file:line in function' of the innermost frame outside the standard library's event loop."""
-    if frame is None:
-        return "an unknown place"
-    while frame.f_back is not None and "/asyncio/" in frame.f_code.co_filename:
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -4,6 +4,7 @@ The jobs here block the loop until the database, or a thread of the test, says s
 """
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -83,8 +84,12 @@ async def test_a_job_that_blocks_the_loop_past_its_limit_is_recorded_once_and_it
     work: Any = app.task(name="work", timeout=0.1, retry=Retry(base=3600, jitter=False))(own if kind == "own" else plain)
     async with app, app.worker():
         job = await work.enqueue()
-        await seen.wait(LoopBlocked, over=True)
+        blocks = [await seen.wait(LoopBlocked, over=over) for over in (False, True)]
         event = await seen.wait(JobRecorded, job_id=job.id)
+    assert {(block.job_id, block.task) for block in blocks} == {(job.id, "work")}
+    # The line in this file, rather than the driver's that it waits in.
+    assert all(re.search(r"test_guard\.py:\d+ in wait_until$", block.where) for block in blocks)
+    assert len(seen.all(LoopBlocked)) == 2
     assert (event.state, len(seen.all(JobRecorded))) == ("scheduled", 1)
     assert "blocked the event loop" in (event.error or "") and event.reason == "time limit"
     assert not seen.all(JobLost) and not seen.all(LeaseLost)

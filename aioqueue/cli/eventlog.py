@@ -124,11 +124,12 @@ def describe(event: Event) -> tuple[int, str]:
             return logging.WARNING, f"lost {event.task} {event.job_id} (attempt {event.attempt}): no longer this worker's"
         case JobAbandoned():
             return logging.WARNING, f"gave up on {event.task} {event.job_id} (attempt {event.attempt}): it ignores its end"
-        case LoopBlocked(over=True):
-            return logging.WARNING, f"the event loop is free again after {event.seconds:.1f} s: {event.where}"
         case LoopBlocked():
-            job = "" if event.job_id is None else f" (job {event.job_id})"
-            return logging.WARNING, f"the event loop has been blocked for {event.seconds:.1f} s by {event.where}{job}"
+            by = "no job" if event.job_id is None else f"job {event.job_id} ({event.task})"
+            if event.over:
+                return logging.WARNING, f"the event loop is free again after {event.seconds:.1f} s: {by} at {event.where}"
+            # The guard's own line is there already: its thread is not blocked.
+            return logging.DEBUG, f"the event loop has been blocked for {event.seconds:.1f} s by {by} at {event.where}"
         case LeaseLost():
             return logging.WARNING, f"worker {event.worker} lost its lease: {event.reason}"
         case JobsRescued():

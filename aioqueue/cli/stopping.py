@@ -20,6 +20,7 @@ from types import FrameType
 from typing import NoReturn
 
 from aioqueue.app import RunningWorker
+from aioqueue.frames import where
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LAST_MOMENT = 1.0
@@ -97,16 +98,8 @@ async def find_stuck(threads: ThreadPoolExecutor) -> list[str]:
 
 
 def _where(thread: threading.Thread) -> str:
-    """Say where a thread is: the innermost line outside of the standard library, or else the innermost."""
-    innermost = frame = sys._current_frames().get(thread.ident or 0)
-    library = os.path.dirname(os.__file__)
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(library) or "-packages" in path:
-            break
-        frame = frame.f_back
-    shown = frame or innermost
-    return "" if shown is None else f" in {shown.f_code.co_name} ({os.path.basename(shown.f_code.co_filename)}:{shown.f_lineno})"
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "" if frame is None else f" at {where(frame)}"
 
 
 def leave(code: int) -> NoReturn:
