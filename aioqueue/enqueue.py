@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
-from psycopg import AsyncConnection
 from pydantic import BaseModel
 
 from .callers import ASYNCHRONOUS, SYNCHRONOUS, AsyncCaller, SyncCaller, recognise
@@ -96,13 +95,13 @@ class Enqueuing(TaskRegistry, JobSource):
         on = self._joined(on)
         if on is None:
             await self._enqueue_on_pool(jobs)
-        elif isinstance(on, JobTransaction):
-            await self._write(on.connection, jobs)
+            return
+        caller = _awaited(on)
+        with _refusals(jobs):
+            xid = await caller.fetch(self._statements.enqueue_many, jobs_json(jobs))
+        if isinstance(on, JobTransaction):
             on.enqueued = True
         else:
-            caller = _awaited(on)
-            with _refusals(jobs):
-                xid = await caller.fetch(self._statements.enqueue_many, jobs_json(jobs))
             self._watch(caller, xid, [job.id for job in jobs], kinds=("ready",))
 
     def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
@@ -123,15 +122,14 @@ class Enqueuing(TaskRegistry, JobSource):
                 state = await self.store.cancel_job(conn, job.id, tenant=tenant)
             for kind in ENDED:
                 services.notifier.hint(kind)
-        elif isinstance(on, JobTransaction):
-            state = await self.store.cancel_job(on.connection, job.id, tenant=tenant)
         else:
             caller = _awaited(on)
             with _refusals([]):
                 answer = await caller.fetch(self._statements.cancel_job, str(job.id), tenant)
             word, _, xid = (answer or "").partition(" ")
             state = JobState(word) if word else None
-            self._watch(caller, xid, [], kinds=ENDED)
+            if not isinstance(on, JobTransaction):
+                self._watch(caller, xid, [], kinds=ENDED)
         if state is None:
             raise JobNotFound(job.id)
         return state
@@ -180,7 +178,8 @@ class Enqueuing(TaskRegistry, JobSource):
         for attempt in range(1, tries + 1):
             try:
                 async with services.database.for_caller() as conn:
-                    await self._write(conn, jobs)
+                    with _refusals(jobs):
+                        await self.store.enqueue_many(conn, jobs)
                 break
             except psycopg.Error as error:
                 # Written or not, the same ids again make it exactly one job each. Waiting for others in vain is no loss.
@@ -190,10 +189,6 @@ class Enqueuing(TaskRegistry, JobSource):
                 give_up = give_up or time.monotonic() + self.settings.pool.deadline
                 await asyncio.sleep(random.uniform(0, PAUSE * attempt))
         services.notifier.hint("ready")
-
-    async def _write(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> None:
-        with _refusals(jobs):
-            await self.store.enqueue_many(conn, jobs)
 
     @functools.cached_property
     def _statements(self) -> Statements:
@@ -239,7 +234,7 @@ def as_seen_here(job: Job[R]) -> Job[R]:
 
 
 def _awaited(on: object) -> AsyncCaller:
-    caller = recognise(on)
+    caller = recognise(on.connection if isinstance(on, JobTransaction) else on)
     if isinstance(caller, AsyncCaller):
         return caller
     if caller is None:
