@@ -32,6 +32,7 @@ from .errors import (
     TransactionAborted,
     TransactionViolation,
     UnknownTask,
+    UnsafeDatabase,
 )
 from .job import Job, JobFacts, JobState, JobStatus
 from .job_log import JobLogFilter
@@ -89,6 +90,7 @@ __all__ = [
     "TransactionAborted",
     "TransactionViolation",
     "UnknownTask",
+    "UnsafeDatabase",
     "WorkerSettings",
     "__version__",
     "current_job",

@@ -11,7 +11,7 @@ PUBLIC = """
     JobNotFound JobState JobStatus JobTransaction LeaseLost LeaseSettings LimitSettings NotCommitted PoolSettings ResultError
     ResultInvalid ResultTimeout RetentionSettings Retry RetryIn RunningWorker SchemaError Settings Snooze Task
     TaskDefinitionError TenantRequired TenantSettings TenantStatus TimeLimitExceeded TransactionAborted TransactionViolation
-    UnknownTask WorkerSettings __version__ current_job
+    UnknownTask UnsafeDatabase WorkerSettings __version__ current_job
 """.split()
 
 

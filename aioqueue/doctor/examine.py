@@ -46,10 +46,11 @@ class Check(Protocol):
 
 TENANTS: tuple[Check, ...] = (bypass, tenant_tables, partitions, views, tenant_default, extra_policies)
 """Whether policies keep tenants apart."""
-OWN: tuple[Check, ...] = (queue_policies, connections, vacuum, queues)
-"""About the queue's own tables."""
-SERVER: tuple[Check, ...] = (horizon, server_settings, pooler, notifications, clock)
+QUEUE: tuple[Check, ...] = (connections, queues)
+"""What stands in the queue's own tables; they must be there, and readable."""
+SERVER: tuple[Check, ...] = (vacuum, horizon, server_settings, pooler, notifications, clock)
 """About the server, and the way to it."""
+UNREAD = "jobs that nobody runs, and the connections that workers need: the queue's tables cannot be read as they are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,10 @@ class Report:
 
 async def examine(examination: Examination) -> Report:
     """Make every check. Raises psycopg.Error where it cannot be made: no rights, no server."""
-    found = await version.look(examination)
-    checks = [*TENANTS, *SERVER] if found else [*OWN, *TENANTS, *SERVER]
+    found = [*await version.look(examination), *await queue_policies.look(examination)]
+    if found:
+        examination.unseen.append(UNREAD)
+    checks = [*(() if found else QUEUE), *TENANTS, *SERVER]
     await examination.find_roles()
     await examination.find_tenant_tables()
     for check in checks:
@@ -105,5 +108,5 @@ def shorten(findings: Sequence[Finding]) -> list[Finding]:
 
 def kinds() -> dict[str, Kind]:
     """Return every code there is, with what all its findings have in common."""
-    checks: Sequence[Any] = (version, *OWN, *TENANTS, *SERVER)
+    checks: Sequence[Any] = (version, queue_policies, *QUEUE, *TENANTS, *SERVER)
     return {value.code: value for check in checks for value in vars(check).values() if isinstance(value, Kind)}

@@ -54,8 +54,8 @@ def _found(row: dict[str, Any]) -> Finding:
             what = f"standby {name} of role {row['who']}{_place(row)}, by hot_standby_feedback, {back}"
             fix = "end the long query on that standby, or set hot_standby_feedback = off there"
     # An active slot and a standby are as old as their connection, not as what they hold.
-    age = 0.0 if row["kind"] in ("slot", "standby") or row["seconds"] is None else row["seconds"]
-    long = age >= LONG_SECONDS or row["back"] >= FAR_BACK or row["state"] == "inactive"
+    age = None if row["kind"] in ("slot", "standby") else row["seconds"]
+    long = (age is not None and age >= LONG_SECONDS) or row["back"] >= FAR_BACK or row["state"] == "inactive"
     return HELD.found(what, fix=fix, severity=None if long else Severity.ADVICE)
 
 

@@ -11,7 +11,7 @@ from .examination import Examination
 VERSION = Kind(
     "schema-version",
     Severity.ERROR,
-    "this code does not run on another schema; what concerns the queue's own tables was not looked at",
+    "workers and applications of this code do not start on a schema that does not fit",
 )
 
 

@@ -93,7 +93,7 @@ FAULTS = {
     ),
     "a default of every role": ("tenant-default", ["ALTER ROLE ALL SET app.tenant = '7'"], ["ALTER ROLE ALL RESET app.tenant"]),
     "an open policy": ("policy-opens-table", ["CREATE POLICY everything ON shop.orders USING (true)"], []),
-    "an open policy for one command": ("policy-opens-table", ["CREATE POLICY more ON shop.orders FOR INSERT WITH CHECK (true)"], []),
+    "an open policy to write": ("policy-opens-table", ["CREATE POLICY more ON shop.orders FOR INSERT WITH CHECK (true)"], []),
     "a policy for some rows": ("policy-opens-table", ["CREATE POLICY old ON shop.orders FOR SELECT USING (id < 10)"], []),
 }  # fmt: skip
 
@@ -143,7 +143,8 @@ async def test_a_view_over_a_forced_table_is_advice(look: Examine, start: Start,
 async def test_a_policy_that_reads_the_setting_by_a_function(look: Examine, shop: Execute) -> None:
     """In another schema, of another language's body, in another case."""
     await shop(
-        "CREATE FUNCTION shop.tenant() RETURNS int LANGUAGE sql STABLE RETURN nullif(current_setting('App.Tenant', true), '')::int",
+        "CREATE FUNCTION shop.tenant() RETURNS int LANGUAGE sql STABLE"
+        " RETURN nullif(current_setting('App.Tenant', true), '')::int",
         "CREATE FUNCTION shop.tenant_text() RETURNS text LANGUAGE plpgsql STABLE AS"
         " $$ BEGIN RETURN current_setting('app.tenant', true); END $$",
         "CREATE TABLE shop.a (t int)",

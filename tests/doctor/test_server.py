@@ -1,0 +1,80 @@
+"""Faults of the server and of the way to it: settings, notifications, clocks, a pooler."""
+
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection
+
+from aioqueue.doctor import clock, notifications
+from aioqueue.finding import Severity
+from tests.doctor.conftest import Examine, Execute, codes
+from tests.postgres import Database
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_no_idle_timeout_is_advice(look: Examine, boss: Execute, database: Database) -> None:
+    await boss(f"ALTER DATABASE {database.name} RESET idle_in_transaction_session_timeout")
+    report = await look()
+    assert [(f.code, f.severity) for f in report.findings] == [("idle-in-transaction", Severity.ADVICE)]
+    assert not report.wrong
+
+
+async def test_a_listener_in_another_database_hears_nothing(
+    look: Examine, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "PATIENCE", 0.2)
+
+    async def elsewhere() -> AsyncConnection[Any]:
+        return await AsyncConnection.connect(database.server.dsn("worker", "postgres"), autocommit=True)
+
+    report = await look(listen=elsewhere)
+    assert codes(report) == ["notify-lost"]
+    assert report.facts["notify_seconds"] is None
+
+
+async def test_a_listener_that_cannot_connect(look: Examine) -> None:
+    async def nowhere() -> AsyncConnection[Any]:
+        return await AsyncConnection.connect("postgresql://127.0.0.1:1/none")
+
+    (finding,) = (await look(listen=nowhere)).findings
+    assert (finding.code, "nobody can listen" in finding.what) == ("notify-lost", True)
+
+
+async def test_commits_that_wait_for_each_other(look: Examine, boss: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NOTIFY whose commit is stopped by a deferred constraint's trigger makes every other wait."""
+    monkeypatch.setattr(notifications, "TOLERATED", 0.0)
+    assert codes(await look()) == ["notify-slow"]
+
+
+async def test_a_queue_that_does_not_drain(
+    look: Examine, shop: Execute, owner: AsyncConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert codes(await look()) == []
+    monkeypatch.setattr(notifications, "USED", 0.0)
+    await shop("LISTEN anything", "BEGIN")
+    await owner.execute("SELECT pg_notify('anything', repeat('x', 7000) || i) FROM generate_series(1, 40) i")
+    assert "notify-queue-fills" in codes(await look())
+
+
+@pytest.mark.parametrize(("seconds", "where"), [(10.0, "10.0 s ahead of"), (-10.0, "behind")])
+async def test_a_clock_that_is_wrong(look: Examine, monkeypatch: pytest.MonkeyPatch, seconds: float, where: str) -> None:
+    right = clock.now
+    monkeypatch.setattr(clock, "now", lambda: right() + seconds)
+    (finding,) = (await look()).findings
+    assert (finding.code, where in finding.what) == ("clock-skew", True)
+    monkeypatch.setattr(clock, "now", lambda: right() + seconds / 10)
+    assert codes(await look()) == []
+
+
+async def test_a_slow_answer_is_no_wrong_clock(look: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = clock.now
+    asked = iter([right() - 30, right() + 30])
+    monkeypatch.setattr(clock, "now", lambda: next(asked))
+    assert codes(await look()) == []
+
+
+async def test_a_pooler_without_a_way_past_it(look: Examine) -> None:
+    report = await look(listen=None, pooler=True)
+    assert [(f.code, f.severity) for f in report.findings] == [("pooler", Severity.ADVICE)]
+    assert codes(await look(pooler=True)) == [], "with a listen_dsn all is well"
