@@ -31,7 +31,11 @@ def test_nothing_is_imported_that_the_caller_has_not_imported() -> None:
     assert done.stdout.strip() == ""
 
 
-@pytest.mark.parametrize("wrong", ["dsn", 1, object(), psycopg.AsyncConnection, AioQueue("postgresql://nowhere/none")], ids=repr)
+@pytest.mark.parametrize(
+    "wrong",
+    ["dsn", 1, object(), psycopg.AsyncConnection, AioQueue("postgresql://nowhere/none")],
+    ids=lambda wrong: type(wrong).__name__,
+)
 async def test_anything_else_is_refused_with_what_is_accepted(make_app: MakeApp, wrong: object) -> None:
     add = make_app().get("add").options(on=wrong)
     with pytest.raises(

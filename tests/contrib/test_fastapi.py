@@ -71,6 +71,12 @@ async def awaited_sessions(dsn: str, driver: str = "asyncpg") -> AsyncIterator[A
 
 
 @asynccontextmanager
+async def awaited_sessions_on_psycopg(dsn: str) -> AsyncIterator[Any]:
+    async with awaited_sessions(dsn, "psycopg") as sessions:
+        yield sessions
+
+
+@asynccontextmanager
 async def psycopg_pool(dsn: str) -> AsyncIterator[Any]:
     async with AsyncConnectionPool(dsn, min_size=1, open=False) as pool:
         yield pool
@@ -109,7 +115,7 @@ async def blocking_pool(dsn: str) -> AsyncIterator[Any]:
 
 Source = Callable[[str], AbstractAsyncContextManager[Any]]
 AWAITED: list[Source] = [
-    awaited_sessions, lambda dsn: awaited_sessions(dsn, "psycopg"), awaited_engine, psycopg_pool, psycopg_pool_in_autocommit,
+    awaited_sessions, awaited_sessions_on_psycopg, awaited_engine, psycopg_pool, psycopg_pool_in_autocommit,
     asyncpg_pool,
 ]  # fmt: skip
 BLOCKING: list[Source] = [blocking_sessions, blocking_engine, blocking_pool]
