@@ -1,266 +1,29 @@
-"""A job's transactions: opened with the tenant set locally, ended by a fenced statement and COMMIT in one trip, then scrubbed.
+"""Opens the transactions of jobs: the one that a task runs in, and short ones on the way; how one goes, open_transaction.py says.
 
-Three round trips beside the user's own (DESIGN.md, "A job's own transaction"). User code has a connection object of its own,
-which is dead before the ending begins. Decides nothing about outcomes: it raises, and run.py turns that into one.
+Lends connections, tries another where one has died in the pool, and rolls back what ends with an exception. User code is
+cancelled elsewhere; here nothing is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import random
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from functools import partial
+from collections.abc import AsyncIterator, Callable
 
 import psycopg
-from psycopg.pq import PipelineStatus, TransactionStatus
 
 from .context import JobTransaction, running_job
-from .database import Database, NoFreeConnection, deadline
-from .errors import InvalidResult, LeaseLost, TransactionViolation
-from .identity import MARKER, ROLE, Identity
+from .database import Database, NoFreeConnection
+from .errors import TransactionViolation
+from .identity import Identity
 from .job import Claimed
-from .job_connection import LEFT, JobConnection
-from .nested import Nesting
-from .pooler import SESSION, PoolConnection, SharedConnection, sever
+from .job_connection import LEFT
+from .open_transaction import OpenTransaction
 from .settings import Settings
-from .store import NOT_OWNED, REFUSED, VIOLATION, Store
+from .store import Store
 
-logger = logging.getLogger("aioqueue")
-
-HAS_TRANSACTION_TIMEOUT = 170000
 MISCONFIGURED = ("22", "42")
 """Classes of SQLSTATE of a beginning that no other connection would make better: a role or setting that cannot be had."""
-
-
-class OpenTransaction:
-    """One begun transaction of a job on one connection; ended by `finish`, `confirm` or `abort`, whichever comes first."""
-
-    face: JobTransaction
-    """What user code is given; there once it has begun."""
-
-    def __init__(
-        self, store: Store, database: Database, settings: Settings, job: Claimed, identity: Identity, conn: PoolConnection
-    ) -> None:
-        self._store = store
-        self._database = database
-        self._settings = settings
-        self._job = job
-        self._identity = identity
-        self._conn = conn
-        self._marker = f"{job.worker}:{job.attempt}:{secrets.token_hex(8)}"
-        self._role = ""
-        """The runtime's own, in which it ends the transaction."""
-        self._user = conn.info.parameter_status("session_authorization")
-        self._given: JobConnection | None = None
-        self._nesting: Nesting | None = None
-        self._ended = False
-
-    async def begin(self, seconds: float) -> None:
-        """BEGIN and the local settings, in one round trip; `seconds` is what is left of the job's time limit."""
-        limit = f"{max(1, int(seconds * 1000))}ms"
-        rollback = self._settings.limits.rollback
-        values = {
-            **self._identity.settings,
-            MARKER: self._marker,
-            "row_security": "on",
-            "statement_timeout": limit,
-            "lock_timeout": limit,
-            # It ends the session: the net below the cancellation, so a little later than that.
-            "idle_in_transaction_session_timeout": f"{int((min(self._settings.lease.lease, seconds) + rollback) * 1000)}ms",
-        }
-        if self._conn.info.server_version >= HAS_TRANSACTION_TIMEOUT:
-            values["transaction_timeout"] = f"{int((seconds + rollback) * 1000)}ms"
-        if isinstance(self._conn, SharedConnection):
-            values["client_connection_check_interval"] = SESSION["client_connection_check_interval"]
-        async with deadline(self._conn, self._settings.pool.deadline), self._conn.pipeline():
-            await self._conn.execute(self._conn._get_tx_start_command(), prepare=False)
-            if isinstance(self._conn, SharedConnection):
-                await self._scrub()  # of strangers: behind a pooler the session was theirs
-            cursor = await self._store.set_local(self._conn, values)
-            if self._identity.role is not None:
-                await self._store.set_role(self._conn, self._identity.role)
-        row = await cursor.fetchone()
-        self._role = "none" if row is None else row[0]
-        self._given = JobConnection(self._conn)
-        self._nesting = Nesting(
-            self._store, self._settings.tenants, self._job, self._identity, role=self._role, marker=self._marker
-        )
-        self.face = JobTransaction(self._job, self._given, self._nesting.open)
-        self._nesting.face = self.face
-
-    @property
-    def _expected(self) -> dict[str, str]:
-        """Every setting that must be as it was when the transaction began."""
-        expected = {**self._identity.settings, MARKER: self._marker, "row_security": "on", "role": self._role}
-        if self._user is not None:
-            expected["session_authorization"] = self._user
-        if self._identity.role is not None:
-            expected[ROLE] = self._identity.role
-        return expected
-
-    async def finish(self, result: str) -> None:
-        """Record success and commit, together. `result` is JSON text.
-
-        Raises LeaseLost, TransactionViolation, or the psycopg.Error with which the server refused: nothing was committed
-        then. Returns only when it is committed, also when COMMIT's answer was lost and had to be read back.
-        """
-        error = await self._end(partial(self._store.finish, self._conn, self._job, expected=self._expected, result=result))
-        if error is not None and await self._read_back() != "succeeded":
-            raise error
-
-    async def confirm(self) -> None:
-        """Check that the job is still this worker's, and commit; raises as `finish` does."""
-        error = await self._end(partial(self._store.confirm, self._conn, self._job, expected=self._expected))
-        if error is not None:
-            raise error
-
-    async def _end(self, send: Callable[[], Awaitable[None]]) -> BaseException | None:
-        """Send the last statement, COMMIT and the scrub; an error returned (not raised) leaves open whether COMMIT was good."""
-        self._check_status()
-        try:
-            async with deadline(self._conn, self._settings.pool.deadline), self._conn.pipeline():
-                if self._identity.role is not None:
-                    await self._store.leave_role(self._conn, self._role, seen=ROLE)
-                await send()
-                await self._conn.execute("COMMIT", prepare=False)
-                await self._scrub()
-        except psycopg.Error as error:
-            if error.sqlstate == NOT_OWNED:
-                raise LeaseLost(self._job.job_id) from None
-            if error.sqlstate == VIOLATION:
-                raise TransactionViolation(str(error).partition("\n")[0]) from None
-            if not self._conn.closed and self._conn.info.transaction_status == TransactionStatus.INERROR:
-                if isinstance(error, psycopg.errors.InsufficientPrivilege):
-                    raise TransactionViolation(
-                        "the task broke its transaction: the role it changed to (SET ROLE) may not end it"
-                    ) from None
-                if (error.sqlstate or "")[:2] in REFUSED:
-                    raise InvalidResult(self._job.task, f"PostgreSQL refuses it: {error}") from None
-                raise
-            self._ended = True
-            self._database.lost(error)
-            await self._conn.close()
-            # Only after a good COMMIT is the tail reached: then the outcome stands.
-            return None if "scrub()" in (error.diag.context or "") else error
-        self._ended = True
-        return None
-
-    async def _scrub(self) -> None:
-        # In the trip that ends or begins the transaction: behind a pooler the next one may meet another session.
-        await self._store.scrub(self._conn)
-        if isinstance(self._conn, SharedConnection):
-            await self._conn.put_back_reported()
-
-    def _take_back(self) -> bool:
-        """Take the connection from user code, for good; whether another task or thread of it has a statement under way."""
-        if self._given is None:
-            return False
-        # In this order: a thread that is about to use it finds it dead, or is found here.
-        self._given.kill()
-        self.face.detach()
-        return self._given.in_use
-
-    def _check_status(self) -> None:
-        given = self._given
-        assert given is not None  # noqa: S101 - it has begun
-        in_use = self._take_back()
-        if given.left:
-            raise TransactionViolation(LEFT)
-        if given.closed_by_user:
-            raise TransactionViolation("the task broke its transaction: it closed its connection")
-        if self._conn.closed:
-            raise psycopg.OperationalError("the connection of the job's transaction was lost")
-        if self._conn.pgconn.pipeline_status != PipelineStatus.OFF:
-            raise TransactionViolation("the task broke its transaction: it left a pipeline() block open")
-        status = self._conn.info.transaction_status
-        if in_use or status == TransactionStatus.ACTIVE:
-            raise TransactionViolation(
-                "the task broke its transaction: it ended while a statement was under way in it, in another task or thread "
-                "that was not awaited, or a COPY or stream() that was not read to its end"
-            )
-        if status == TransactionStatus.INERROR:
-            raise TransactionViolation(
-                "a statement failed in the job's transaction and the task went on: let the error out, or put what may fail "
-                "into a savepoint (async with tx.connection.transaction())"
-            )
-        if status != TransactionStatus.INTRANS:
-            raise TransactionViolation(f"the task broke its transaction: it left the connection {status.name}")
-        if given.open_blocks:
-            raise TransactionViolation("the task broke its transaction: it left a transaction() block open")
-        if self._nesting is not None and self._nesting.broken is not None:
-            raise self._nesting.broken
-
-    async def left(self) -> bool:
-        """Whether user code ended it by itself (and perhaps began another): then nothing can undo what it wrote."""
-        in_use = self._take_back()
-        if self._given is not None and self._given.left:
-            return True
-        if in_use or self._ended or self._conn.closed or self._conn.pgconn.pipeline_status != PipelineStatus.OFF:
-            return False
-        if self._conn.info.transaction_status != TransactionStatus.INTRANS:
-            return False
-        try:
-            async with deadline(self._conn, self._settings.limits.rollback):
-                row = await (await self._store.get_settings(self._conn, [MARKER])).fetchone()
-                return row is not None and row[0] != self._marker
-        except psycopg.Error:
-            return False
-
-    async def _read_back(self) -> str:
-        """Ask what became of a COMMIT without an answer, for as long as a lease can last; 'unknown' if nobody answers."""
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + self._settings.lease.lease
-        while True:
-            try:
-                async with self._database.runtime() as conn:
-                    found = await self._store.read_back(conn, self._job)
-            except psycopg.Error:
-                if loop.time() > give_up:
-                    # Nobody has said that the job is lost, and a worker that comes back in time still has it: the attempt
-                    # counts as failed, and the recorder's fenced write finds out, for as long as that takes.
-                    return "unknown"
-                await asyncio.sleep(0.1 + random.random())
-            else:
-                if found == "lost":
-                    raise LeaseLost(self._job.job_id)
-                return found
-
-    async def abort(self, error: BaseException) -> None:
-        """Roll back and scrub, within the rollback limit, or close the connection. Raises nothing but a cancellation."""
-        if self._ended:
-            return
-        self._ended = True
-        in_use = self._take_back()
-        usable = (
-            not (in_use or self._conn.closed or isinstance(error, TransactionViolation))
-            and self._conn.info.transaction_status != TransactionStatus.ACTIVE
-            and self._conn.pgconn.pipeline_status == PipelineStatus.OFF
-        )
-        try:
-            if usable:
-                async with deadline(self._conn, self._settings.limits.rollback), self._conn.pipeline():
-                    await self._conn.execute("ROLLBACK", prepare=False)
-                    await self._scrub()
-                return
-        except psycopg.Error as failed:
-            logger.debug("rollback of job %s failed, its connection is closed: %s", self._job.job_id, failed)
-        except BaseException:
-            # A cancellation: what was not scrubbed serves nobody any more.
-            await self._close()
-            raise
-        await self._close()
-
-    async def _close(self) -> None:
-        if self._given is not None and self._given.in_use:
-            # Who still waits on the socket sees its end first; a number of it that is used again would be waited on, too.
-            sever(self._conn)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.limits.rollback), self._given.lock:
-                    pass
-        await self._conn.close()
 
 
 class JobTransactions:

@@ -16,6 +16,7 @@ from psycopg.rows import TupleRow
 from aioqueue import AioQueue, migrate
 from tests.kit import MakeApp, Seen
 from tests.postgres import VERSIONS, Database, Server, VersionMissing, programs
+from tests.shop import at, shop  # noqa: F401 - fixtures of the whole suite
 
 PROCESSES = 4
 
