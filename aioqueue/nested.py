@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from .context import JobTransaction
-from .errors import TransactionViolation
+from .errors import InvalidOption, TransactionViolation
 from .identity import MARKER, Identity
 from .job import Claimed
 from .options import check_tenant
@@ -37,7 +37,8 @@ class Nesting:
     @contextlib.asynccontextmanager
     async def open(self, tenant: str) -> AsyncIterator[None]:
         """See `JobTransaction.tenant`."""
-        check_tenant(tenant)
+        if check_tenant(tenant) is None:
+            raise InvalidOption("tenant", "expected a tenant's name, got None")
         inner = Identity.of_tenant(self._job, self._tenants, tenant)
         async with self.face.connection.transaction():
             outer = self._stack[-1]

@@ -19,7 +19,7 @@ from aioqueue.events import Event, Observers
 from aioqueue.job import Claimed, NewJob, new_job_id
 from aioqueue.outcome import Outcome
 from aioqueue.run import Runner
-from aioqueue.settings import LeaseSettings, LimitSettings, PoolSettings, Settings
+from aioqueue.settings import LeaseSettings, LimitSettings, PoolSettings, Settings, TenantSettings
 from aioqueue.store import Store
 from aioqueue.task import TaskRegistry
 from aioqueue.transaction import JobTransactions
@@ -159,6 +159,7 @@ async def bench(
     pool: PoolSettings | None = None,
     limits: LimitSettings | None = None,
     lease: LeaseSettings | None = None,
+    tenants: TenantSettings | None = None,
     concurrency: int = 10,
 ) -> AsyncIterator[Bench]:
     """A bench on the database of `dsn`; `engine` is another session on it, of the owner."""
@@ -167,6 +168,7 @@ async def bench(
         pool=pool or PoolSettings(size=3),
         limits=limits or LimitSettings(),
         lease=lease or LeaseSettings(),
+        tenants=tenants or TenantSettings(),
     )
     database = Database(dsn, settings.pool)
     await database.open()
