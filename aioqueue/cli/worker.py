@@ -10,9 +10,11 @@ import contextlib
 import importlib
 import logging
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -105,7 +107,19 @@ def worker(
         health=health,
     )  # fmt: skip
     with asyncio.Runner(loop_factory=_loop_factory() if uvloop else None) as runner:
-        ctx.exit(runner.run(_work(app, given_dsn(common, app), wanted, verbose=common.verbose)))
+        ctx.exit(_run(runner.get_loop(), _work(app, given_dsn(common, app), wanted, verbose=common.verbose)))
+
+
+def _run(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, int]) -> int:
+    """Run to the end, whatever tasks of user code raise: asyncio lets a SystemExit of any task out of its loop."""
+    main = loop.create_task(work, name="aioqueue main")
+    while True:
+        try:
+            return loop.run_until_complete(main)
+        except (SystemExit, KeyboardInterrupt) as error:
+            if main.done() or signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                raise  # ours, or from before the signals had handlers of ours
+            logger.error("a task that a job started raised %s, which ends its job and not this worker", type(error).__name__)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -121,6 +121,16 @@ class Flow:
         await self.owner.store.enqueue_many(self.owner.conn, jobs)
         return [job.id for job in jobs]
 
+    async def command(self, *arguments: str) -> str:
+        """Run another command of aioqueue's; what it prints."""
+        environ = {**os.environ, "AIOQUEUE_DSN": self.dsn, "AIOQUEUE_SCHEMA": self.schema}
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-m", "aioqueue", *arguments], cwd=ROOT, env=environ, stdout=subprocess.PIPE
+        )
+        said, _ = await process.communicate()
+        assert process.returncode == 0, said
+        return said.decode()
+
     async def open_gate(self) -> None:
         await self.owner.rows("INSERT INTO flow.gate VALUES (true)")
 

@@ -5,15 +5,32 @@ task that is to be caught in the middle waits for the row in flow.gate that lets
 """
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable
 
 import psycopg
 
-from aioqueue import AioQueue, JobContext, JobTransaction
-from aioqueue.settings import LeaseSettings, WorkerSettings
+from aioqueue import AioQueue, JobContext, JobTransaction, Retry
+from aioqueue.settings import LeaseSettings, LimitSettings, WorkerSettings
 
+
+class Unprintable(Exception):
+    """It has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+ERRORS: dict[str, Callable[[str], BaseException]] = {
+    "SystemExit": SystemExit,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "BaseException": BaseException,
+    "Unprintable": Unprintable,
+    "wide": lambda text: BaseExceptionGroup(text, [ValueError(text, n) for n in range(1000)]),
+}
 LEASE = "FLOW_LEASE"
 POLL = "FLOW_POLL"
 
@@ -26,9 +43,27 @@ def made(dsn: str | None = None, *, schema: str, environ: Callable[[str], str | 
         schema=schema,
         lease=LeaseSettings(lease=float(lease), rescue_interval=0.2) if lease else LeaseSettings(),
         worker=WorkerSettings(poll=float(poll)) if poll else WorkerSettings(),
+        limits=LimitSettings(abandon=0.5),
     )
-    for task in (quick, hold, bomb, block, counted):
+    for task in (
+        quick,
+        hold,
+        reader,
+        weigh,
+        nap,
+        bomb,
+        block,
+        counted,
+        frozen,
+        cancels_itself,
+        stubborn,
+        raises,
+        raises_in_thread,
+    ):
         new.task(name=task.__name__)(task)
+    new.task(name="limited", timeout=0.2, retry=Retry(max_attempts=3, base=0.01))(for_ever)
+    new.task(name="for_ever")(for_ever)
+    new.task(name="one_at_a_time", max_running=1)(hold)
     return new
 
 
@@ -42,7 +77,7 @@ async def _evidence() -> psycopg.AsyncConnection[tuple[object, ...]]:
             await asyncio.sleep(0.05)
 
 
-async def _note(ctx: JobContext, what: str) -> None:
+async def _note(ctx: JobContext | JobTransaction, what: str) -> None:
     while True:
         try:
             async with await _evidence() as conn:
@@ -55,6 +90,16 @@ async def _note(ctx: JobContext, what: str) -> None:
             await asyncio.sleep(0.05)
 
 
+async def _until_open() -> None:
+    """Wait until the gate is open, over restarts of the server."""
+    while True:
+        with contextlib.suppress(psycopg.OperationalError):
+            async with await _evidence() as conn:
+                while not await (await conn.execute("SELECT 1 FROM flow.gate")).fetchone():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+                return
+
+
 async def quick(ctx: JobContext, number: int = 0) -> int:
     """Note that it ran."""
     await _note(ctx, "start")
@@ -64,9 +109,7 @@ async def quick(ctx: JobContext, number: int = 0) -> int:
 async def hold(ctx: JobContext) -> None:
     """Run until the gate is open."""
     await _note(ctx, "start")
-    async with await _evidence() as conn:
-        while not await (await conn.execute("SELECT 1 FROM flow.gate")).fetchone():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await _until_open()
     await _note(ctx, "end")
 
 
@@ -83,10 +126,73 @@ async def block(ctx: JobContext, seconds: float) -> None:
     await _note(ctx, "end")
 
 
+async def reader(ctx: JobContext) -> None:
+    """As `hold`, and write nothing at the end."""
+    await _note(ctx, "start")
+    await _until_open()
+
+
+async def weigh(text: str) -> int:
+    """Count the characters."""
+    return len(text)
+
+
+async def nap(ctx: JobContext, seconds: float) -> None:
+    """Hold nothing for a while."""
+    await asyncio.sleep(seconds)
+
+
 async def counted(tx: JobTransaction) -> None:
     """Write one row in the job's own transaction."""
     await tx.execute("INSERT INTO flow.counted (job_id) VALUES (%s)", (tx.job_id,))
     await asyncio.sleep(0.01)
+
+
+async def frozen(tx: JobTransaction) -> None:
+    """Write one row, say so, and commit when the gate is open."""
+    await tx.execute("INSERT INTO flow.counted (job_id) VALUES (%s)", (tx.job_id,))
+    await _note(tx, "start")
+    await _until_open()
+
+
+async def for_ever(ctx: JobContext) -> None:
+    """Wait for what never happens."""
+    await _note(ctx, "start")
+    await asyncio.Event().wait()
+
+
+async def cancels_itself(ctx: JobContext) -> None:
+    """Raise what looks like somebody's cancellation."""
+    await _note(ctx, "start")
+    raise asyncio.CancelledError
+
+
+async def stubborn(ctx: JobContext) -> None:
+    """Swallow every cancellation; the second attempt is good."""
+    await _note(ctx, "start")
+    while ctx.attempt == 1:
+        try:
+            await asyncio.sleep(600)
+        except BaseException:  # noqa: S112 - that is the point
+            continue
+
+
+async def _raise(error: str, text: str) -> None:
+    raise ERRORS[error](text)
+
+
+async def raises(ctx: JobContext, error: str, nested: bool) -> None:
+    """Raise it, by itself or in a task of its own."""
+    if nested:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_raise(error, "nested"))
+            await asyncio.sleep(600)
+    await _raise(error, "plain")
+
+
+def raises_in_thread(error: str) -> None:
+    """Raise it in a thread."""
+    raise ERRORS[error]("in a thread")
 
 
 app = made(schema=os.environ.get("AIOQUEUE_SCHEMA", "aioqueue"))

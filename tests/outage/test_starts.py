@@ -66,7 +66,7 @@ async def test_a_worker_waits_for_its_database_says_so_once_and_is_unhealthy_mea
 ) -> None:
     await asyncio.to_thread(outage.stop)
     async with worker(tmp_path, outage, "--health", "0") as process:
-        port = int(re.search(r":(\d+)/livez", await line(process, "/livez"))[1])  # type: ignore[index]
+        (port,) = map(int, re.findall(r":(\d+)/livez", await line(process, "/livez")))
         await line(process, "cannot reach the database, and go on trying for 60 s")
         assert (await probe(port, "/livez")).startswith("HTTP/1.1 200")
         ready = await probe(port, "/readyz")
@@ -76,7 +76,7 @@ async def test_a_worker_waits_for_its_database_says_so_once_and_is_unhealthy_mea
         assert process.stderr is not None
         assert b"serves" in await process.stderr.readline(), "and nothing else was said"
         async with asyncio.timeout(PATIENCE):
-            while not (await probe(port, "/readyz")).startswith("HTTP/1.1 200"):
+            while not (await probe(port, "/readyz")).startswith("HTTP/1.1 200"):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         process.terminate()
         assert await process.wait() == 0
