@@ -275,9 +275,15 @@ class Claimer:
                 raise
         if lost_since is not None:
             self._observers.emit(DatabaseRecovered("claimer", time.monotonic() - lost_since))
+        highest: dict[int, int] = {}
         for job in claims.jobs:
-            self._floors.claimed(job.lane, job.vt)
-            self._observers.emit(JobClaimed(job.job_id, job.task, job.tenant, job.attempt))
+            if job.vt > highest.get(job.lane, -1):
+                highest[job.lane] = job.vt
+        for lane_number, vt in highest.items():
+            self._floors.claimed(lane_number, vt)
+        if self._observers.any:
+            for job in claims.jobs:
+                self._observers.emit(JobClaimed(job.job_id, job.task, job.tenant, job.attempt))
         for lane_number, (_, vt) in claims.parked.items():
             self._floors.claimed(lane_number, vt)  # virtual time has come past them, or no floor would
         self._floors.held.learn(claims.key_floors, losses)

@@ -186,6 +186,11 @@ class Observers:
         """Add an observer; it sees every later event."""
         self._observers.append(observer)
 
+    @property
+    def any(self) -> bool:
+        """Whether there is an observer; what is emitted once a job is not even made for none."""
+        return bool(self._observers)
+
     def emit(self, event: Event) -> None:
         """Show the event to every observer."""
         for observer in self._observers:

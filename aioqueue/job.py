@@ -83,9 +83,12 @@ Fence = tuple[int, int, int, UUID, int]
 """(worker, lane, vt, job_id, attempt) of one claim."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Claimed:
-    """A job in the hands of this worker; `fence` stands in the condition of every write about it."""
+    """A job in the hands of this worker; `fence` stands in the condition of every write about it.
+
+    From `job_id` to `keys` the columns of sql/functions/claim.sql, in their order.
+    """
 
     worker: int
     job_id: UUID

@@ -32,6 +32,10 @@ _QUIET = frozenset(
 )
 # Instances of these are not validated: a model may have been changed, or made by model_construct().
 _TAKEN_AS_THEY_ARE = frozenset({"model", "dataclass", "is-instance"})
+PLAIN_TYPES: frozenset[type] = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
+"""Values of exactly these are no awaitables and no iterators; asking any other way costs more."""
+# Of a schema that is one of these and nothing else, a value of exactly its type is read again as it was written.
+_AS_WRITTEN = {"none": type(None), "bool": bool, "int": int, "str": str}
 _NO_SCHEMA = frozenset({"metadata", "serialization", "default", "config", "expected", "members", "computed_fields"})
 
 
@@ -60,7 +64,7 @@ def _schema_types(schema: object) -> set[str]:
 class _Codec:
     """One type: its adapter, and whether its values must be looked through."""
 
-    __slots__ = ("_dump", "_look", "_validate", "_validate_json", "must_reread")
+    __slots__ = ("_dump", "_look", "_validate", "_validate_json", "as_written", "must_reread")
 
     def __init__(self, annotation: Any) -> None:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation)
@@ -71,9 +75,12 @@ class _Codec:
             raise TypeError("an iterator can be read only once; use list[…] or Sequence[…]")
         self._look = not types <= _QUIET
         self.must_reread = bool(types & _TAKEN_AS_THEY_ARE)
-        self._validate = adapter.validate_python
-        self._validate_json = adapter.validate_json
-        self._dump = adapter.dump_json
+        schema = adapter.core_schema
+        self.as_written = _AS_WRITTEN.get(str(schema.get("type"))) if len(schema) == 1 else None
+        # The adapter's own methods cost as much as what they call.
+        self._validate = adapter.validator.validate_python
+        self._validate_json = adapter.validator.validate_json
+        self._dump = adapter.serializer.to_json
 
     def validate(self, value: object) -> Any:
         return self._validate(value, by_alias=True, by_name=True)
@@ -280,14 +287,15 @@ class ResultCodec:
         It is sure to be read again as the task's return type: a value of another type is refused, not
         converted. Raises InvalidResult.
         """
-        if isinstance(value, (Awaitable, Iterator, AsyncIterator)):
+        if type(value) not in PLAIN_TYPES and isinstance(value, (Awaitable, Iterator, AsyncIterator)):
             if inspect.iscoroutine(value):
                 value.close()  # or else Python warns that it was never awaited
             raise InvalidResult(self._task, f"expected a value, got a {type(value).__name__}; await it or make a list")
         try:
             raw = self._codec.write(value)
             refusal = self._codec.refusal(raw, value, naive=False, limit=limit)
-            if refusal is None:  # what pydantic writes without a warning may still be of another type: None, Literal
+            # What pydantic writes without a warning may still be of another type: None, Literal.
+            if refusal is None and type(value) is not self._codec.as_written:
                 self._codec.read(raw)
         except Exception as error:
             raise InvalidResult(self._task, _explain(error)) from error

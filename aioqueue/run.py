@@ -7,7 +7,9 @@ transaction of its own, which its commit records. User code is cancelled once, b
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
+import math
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +25,7 @@ from .errors import InvalidPayload, InvalidResult, LeaseLost, TenantRequired, Tr
 from .events import JobAbandoned, JobLost, Observers
 from .job import Claimed
 from .outcome import ErrorText, Failed, Outcome, Reason, Released, Succeeded
+from .payload import PLAIN_TYPES
 from .settings import LimitSettings, TenantSettings
 from .task import Holds, Task, TaskDefinition
 from .threads import JobThreads
@@ -78,8 +81,10 @@ class Runner:
         freed: Callable[[], None],
         abandoned: Callable[[], None],
     ) -> None:
-        self.runs: dict[tuple[object, ...], Run] = {}
-        """By fence: a run that was given up on and a later attempt of its job may stand side by side."""
+        self.runs: dict[int, Run] = {}
+        """By id(): a run that was given up on and a later attempt of its job may stand side by side."""
+        self.given_up = 0
+        """How many of them were given up on."""
         self._tasks = tasks
         self._transactions = transactions
         self._sink = sink
@@ -89,12 +94,17 @@ class Runner:
         self._freed = freed
         self._abandoned = abandoned
         self._threads = JobThreads(concurrency)
+        self._next_end = math.inf
+        """The earliest end of a time limit that the one timer of all runs is set to."""
+        self._timer: asyncio.TimerHandle | None = None
+        # A timer keeps its context: that of a run would keep its job.
+        self._context = contextvars.copy_context()
 
     def start(self, job: Claimed) -> None:
         """Start the job in an asyncio task of its own."""
         run = Run(job)
-        self.runs[job.fence] = run
-        run.task = asyncio.create_task(self._run(run), name=f"aioqueue job {job.job_id}")
+        self.runs[id(run)] = run
+        run.task = asyncio.create_task(self._run(run), name=job.task)
 
     def stop(self, run: Run, cause: Cause) -> None:
         """End a run: cancel its user code, or its wait for a connection, once. The first cause stands, but a lost lease wins."""
@@ -118,6 +128,29 @@ class Runner:
             if run.task is not None and not run.in_user_code:
                 run.task.cancel()
         self._threads.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set_timer(self, ends: float) -> None:
+        if ends < self._next_end:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._next_end = ends
+            self._timer = asyncio.get_running_loop().call_at(ends, self._end_overdue, context=self._context)
+
+    def _end_overdue(self) -> None:
+        """End what is past its time limit. One timer serves all runs: a timer each costs as much as a short job itself."""
+        now = time.monotonic()
+        self._next_end, self._timer = math.inf, None
+        next_end = math.inf
+        for run in list(self.runs.values()):
+            if run.ends is not None and not run.ended_by():
+                if run.ends <= now:
+                    self.stop(run, Cause.TIME_LIMIT)
+                else:
+                    next_end = min(next_end, run.ends)
+        if next_end < math.inf:
+            self._set_timer(next_end)
 
     def _abandon(self, run: Run) -> None:
         """User code that ignores its cancellation: write how it ended; the slot stays taken until it is over.
@@ -132,6 +165,7 @@ class Runner:
                 run.timers.append(asyncio.get_running_loop().call_later(rest, self._abandon, run))
                 return
             run.abandoned = True
+            self.given_up += 1
             self._observers.emit(JobAbandoned(run.job.job_id, run.job.task, run.job.attempt))
             self._abandoned()
 
@@ -155,7 +189,8 @@ class Runner:
             self._free(run)
 
     def _free(self, run: Run) -> None:
-        self.runs.pop(run.job.fence, None)
+        del self.runs[id(run)]
+        self.given_up -= run.abandoned
         self._freed()
 
     async def _execute(self, run: Run) -> Outcome | None:
@@ -225,11 +260,9 @@ class Runner:
     ) -> Outcome:
         if run.ended_by():
             return run.ended()
-        loop = asyncio.get_running_loop()
-        # Before running_job is set: a cancelled timer keeps its context, and so the job, until the loop clears its list.
-        timer = loop.call_later(run.limit, self.stop, run, Cause.TIME_LIMIT)
         running_job.set(context)
         run.ends = time.monotonic() + run.limit
+        self._set_timer(run.ends)
         run.in_user_code = True
         try:
             if definition.is_async:
@@ -241,15 +274,14 @@ class Runner:
         finally:
             run.in_user_code = False
             run.ends = None
-            timer.cancel()
             running_job.set(None)
-            task = asyncio.current_task()
+            task = run.task
             while task is not None and task.cancelling():
                 task.uncancel()
         if run.ended_by(Cause.TIME_LIMIT, Cause.LEASE_LOST):
             return run.ended()
         try:
-            if inspect.isawaitable(value):
+            if type(value) not in PLAIN_TYPES and inspect.isawaitable(value):
                 raise InvalidResult(definition.name, "the task returned an awaitable; await it in the task")
             return Succeeded(definition.result.dump(value, limit=self._limits.result))
         except InvalidResult as error:

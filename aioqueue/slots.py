@@ -35,7 +35,7 @@ class Slots:
     @property
     def busy(self) -> int:
         """Jobs that run, those apart that were given up on."""
-        return sum(not run.abandoned for run in self.runner.runs.values())
+        return len(self.runner.runs) - self.runner.given_up
 
     def longest_left(self) -> float:
         """Seconds until the last of the busy ones is at its time limit; one whose user code has not begun counts in full."""

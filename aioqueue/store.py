@@ -203,24 +203,7 @@ class Store(LimitStore):
         claims = Claims()
         for row in await cursor.fetchall():
             if row[0] is not None:
-                claims.jobs.append(
-                    Claimed(
-                        worker=worker,
-                        job_id=row[0],
-                        lane=row[1],
-                        vt=row[2],
-                        attempt=row[3],
-                        spared=row[4],
-                        tenant=row[5],
-                        task=row[6],
-                        queue=row[7],
-                        priority=row[8],
-                        max_attempts=row[9],
-                        payload=row[10],
-                        created_at=row[11],
-                        keys=row[12],
-                    )
-                )
+                claims.jobs.append(Claimed(worker, *row))
             elif row[1] is not None:
                 claims.parked[row[1]] = (row[3], row[2])
                 claims.more = claims.more or bool(row[4])

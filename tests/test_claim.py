@@ -134,8 +134,8 @@ async def test_a_backlog_is_claimed_in_batches(make_app: MakeApp, seen: Seen, mo
 
         async def count(conn: AsyncConnection[Any], **options: Any) -> Any:
             found = await claim(conn, **options)
-            sizes.append(len(found))
-            assert len(found) <= options["limit"]
+            sizes.append(len(found.jobs))
+            assert len(found.jobs) <= options["limit"]
             return found
 
         monkeypatch.setattr(app.store, "claim", count)
@@ -181,8 +181,8 @@ async def test_a_claim_whose_answer_is_lost_is_handed_back_spared_and_run(
 
         async def lose_the_answer(conn: AsyncConnection[Any], **options: Any) -> Any:
             found = await claim(conn, **options)
-            if found and warm and not lost:
-                lost.extend(found)
+            if found.jobs and warm and not lost:
+                lost.extend(found.jobs)
                 sever(conn)
                 await conn.execute("SELECT 1")
             return found
