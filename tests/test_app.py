@@ -259,6 +259,13 @@ async def test_a_database_that_cannot_be_reached_leaves_the_app_closed(make_app:
     assert not app.is_open
 
 
+async def test_windows_own_event_loop_is_refused_with_the_way_out(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncio, "ProactorEventLoop", type(asyncio.get_running_loop()), raising=False)
+    monkeypatch.setattr("aioqueue.app.sys.platform", "win32")
+    with pytest.raises(ConfigurationError, match="SelectorEventLoop"):
+        await make_app().open()
+
+
 async def test_closing_ends_every_wait_for_a_result(make_app: MakeApp) -> None:
     app = make_app()
     await app.open()
