@@ -87,9 +87,9 @@ class Reading:
         jobs = [{name: value for name, value in row.items() if name not in ("scanned", "last")} for row in rows if row["id"]]
         return JobPage(jobs, scanned, last)
 
-    async def show_job(self, conn: AsyncConnection[Any], job_id: UUID) -> dict[str, Any] | None:
-        """All that is known of one job, with payload and result; None: unknown."""
-        rows = await self._dicts(conn, "show_job", {"id": job_id})
+    async def show_job(self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None) -> dict[str, Any] | None:
+        """All that is known of one job, with payload and result; None: unknown to the tenant."""
+        rows = await self._dicts(conn, "show_job", {"id": job_id, "tenant": tenant})
         return rows[0] if rows else None
 
     async def list_attempts(self, conn: AsyncConnection[Any], job_id: UUID, *, limit: int) -> list[dict[str, Any]]:

@@ -33,6 +33,8 @@ ERROR = 1_000
 
 Facts = dict[str, Any]
 
+only_of = option("--tenant", help="Only if it is this tenant's; another's is as unknown as none.")
+
 
 @click.group
 @common_options
@@ -43,40 +45,43 @@ def job() -> None:
 @job.command
 @common_options
 @click.argument("job_id", metavar="ID", type=click.UUID)
+@only_of
 @option("--traceback", is_flag=True, help="With the tracebacks of its attempts (-v does that too).")
 @option("--full", is_flag=True, help="Do not shorten payload, result and error messages.")
 @as_json
 @click.pass_context
-def show(ctx: click.Context, job_id: UUID, traceback: bool, full: bool, json: bool) -> None:
+def show(ctx: click.Context, job_id: UUID, tenant: str | None, traceback: bool, full: bool, json: bool) -> None:
     """Show one job: its state, times, payload, result, and every attempt that failed.
 
     As a client: without the payload, and with the latest of these attempts.
     """
     common = ctx.ensure_object(Common)
-    found, attempts = asyncio.run(_show(common, job_id))
+    found, attempts = asyncio.run(_show(common, job_id, tenant))
     if json:
         print_json({**found, "attempts": attempts})
     else:
         _print_job(found, attempts, tracebacks=traceback or common.verbose, full=full)
 
 
-async def _show(common: Common, job_id: UUID) -> tuple[Facts, list[Facts]]:
+async def _show(common: Common, job_id: UUID, tenant: str | None) -> tuple[Facts, list[Facts]]:
     async with reading(common) as (conn, store):
         try:
             async with conn.transaction():
-                found = await store.show_job(conn, job_id)
+                found = await store.show_job(conn, job_id, tenant=tenant)
         except psycopg.errors.InsufficientPrivilege:
-            return await _show_as_client(conn, store, job_id)
+            return await _show_as_client(conn, store, job_id, tenant)
         if found is None:
             raise JobNotFound(job_id)
         return found, await store.list_attempts(conn, job_id, limit=ATTEMPTS)
 
 
-async def _show_as_client(conn: AsyncConnection[Any], store: Store, job_id: UUID) -> tuple[Facts, list[Facts]]:
-    status = await store.job_status(conn, job_id)
+async def _show_as_client(
+    conn: AsyncConnection[Any], store: Store, job_id: UUID, tenant: str | None
+) -> tuple[Facts, list[Facts]]:
+    status = await store.job_status(conn, job_id, tenant=tenant)
     if status is None:
         raise JobNotFound(job_id)
-    (ended,) = await store.read_outcomes(conn, [(job_id, None)])
+    (ended,) = await store.read_outcomes(conn, [(job_id, tenant)])
     error = None if status.error is None else asdict(status.error)
     found = {
         **{name: value for name, value in asdict(status).items() if name != "error"},
@@ -211,8 +216,9 @@ def _row(found: Facts) -> tuple[str, ...]:
 @job.command
 @common_options
 @click.argument("job_ids", metavar="ID...", type=click.UUID, nargs=-1, required=True)
+@only_of
 @click.pass_context
-def cancel(ctx: click.Context, job_ids: tuple[UUID, ...]) -> None:
+def cancel(ctx: click.Context, job_ids: tuple[UUID, ...], tenant: str | None) -> None:
     """Cancel jobs: a waiting one at once, a running one soon; one that has ended keeps its end.
 
     Prints each id with its state, "running" for one whose worker is asked to end it. Exit code 1 when an id is unknown.
@@ -222,7 +228,7 @@ def cancel(ctx: click.Context, job_ids: tuple[UUID, ...]) -> None:
         unknown = False
         async with connected(ctx.ensure_object(Common)) as (conn, store):
             for job_id in job_ids:
-                state = await store.cancel_job(conn, job_id)
+                state = await store.cancel_job(conn, job_id, tenant=tenant)
                 unknown = unknown or state is None
                 click.echo(f"{job_id} {state or 'unknown'}")
             with contextlib.suppress(psycopg.Error):
@@ -236,8 +242,9 @@ def cancel(ctx: click.Context, job_ids: tuple[UUID, ...]) -> None:
 @job.command
 @common_options
 @click.argument("job_ids", metavar="ID...", type=click.UUID, nargs=-1, required=True)
+@only_of
 @click.pass_context
-def retry(ctx: click.Context, job_ids: tuple[UUID, ...]) -> None:
+def retry(ctx: click.Context, job_ids: tuple[UUID, ...], tenant: str | None) -> None:
     """Run dead or cancelled jobs again, each as a new job whose id is printed; the old one keeps its end."""
 
     async def run() -> bool:
@@ -245,7 +252,7 @@ def retry(ctx: click.Context, job_ids: tuple[UUID, ...]) -> None:
         async with connected(ctx.ensure_object(Common)) as (conn, store):
             for job_id in job_ids:
                 try:
-                    new = await store.retry_job(conn, job_id)
+                    new = await store.retry_job(conn, job_id, tenant=tenant)
                     if new is None:
                         raise JobNotFound(job_id)
                 except (JobNotFound, psycopg.errors.ObjectNotInPrerequisiteState) as error:

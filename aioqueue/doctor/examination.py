@@ -6,7 +6,8 @@ file of its name (sql/checks/) and turns the rows into findings. They only read;
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,9 @@ from psycopg.rows import dict_row
 from aioqueue.pooler import execute
 from aioqueue.sql import as_sql, checks, tables
 from aioqueue.store import Store
+
+READ = {"transaction_read_only": "on", "statement_timeout": "30s", "jit": "off"}
+"""Compiling for the planner's guesses about recursive queries takes longer than they do."""
 
 
 @dataclass(kw_only=True)
@@ -46,6 +50,13 @@ class Examination:
     """Figures that the report shows whether or not something is wrong."""
     unseen: list[str] = field(default_factory=list)
     """What could not be seen, and what it takes to see it."""
+
+    @contextlib.asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Read in one transaction, with time enough for a large catalogue or a held xmin horizon."""
+        async with self.conn.transaction():
+            await self.store.set_local(self.conn, READ)
+            yield
 
     async def rows(self, name: str, **params: object) -> list[dict[str, Any]]:
         """Run one of the checks' statements (sql/checks/); what all of them may ask for is given to each."""

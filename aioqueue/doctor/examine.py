@@ -48,8 +48,10 @@ TENANTS: tuple[Check, ...] = (bypass, tenant_tables, partitions, views, tenant_d
 """Whether policies keep tenants apart."""
 QUEUE: tuple[Check, ...] = (connections, queues)
 """What stands in the queue's own tables; they must be there, and readable."""
-SERVER: tuple[Check, ...] = (vacuum, horizon, server_settings, pooler, notifications, clock)
-"""About the server, and the way to it."""
+SERVER: tuple[Check, ...] = (vacuum, horizon, server_settings)
+"""About the server."""
+WAY: tuple[Check, ...] = (pooler, notifications, clock)
+"""About the way to it; not in a transaction, at whose end alone a notification is sent."""
 UNREAD = "jobs that nobody runs, and the connections that workers need: the queue's tables cannot be read as they are"
 
 
@@ -69,24 +71,28 @@ class Report:
 
 async def examine(examination: Examination) -> Report:
     """Make every check. Raises psycopg.Error where it cannot be made: no rights, no server."""
-    found = [*await version.look(examination), *await queue_policies.look(examination)]
-    if found:
-        examination.unseen.append(UNREAD)
-    checks = [*(() if found else QUEUE), *TENANTS, *SERVER]
-    await examination.find_roles()
-    await examination.find_tenant_tables()
-    for check in checks:
+    async with examination.reading():
+        found = [*await version.look(examination), *await queue_policies.look(examination)]
+        if found:
+            examination.unseen.append(UNREAD)
+        checks = [*(() if found else QUEUE), *TENANTS, *SERVER]
+        await examination.find_roles()
+        await examination.find_tenant_tables()
+        for check in checks:
+            found += await check.look(examination)
+    for check in WAY:
         found += await check.look(examination)
     return Report(tuple(shorten(found)), tuple(examination.unseen), examination.facts)
 
 
 async def examine_start(examination: Examination) -> list[Finding]:
     """Make the checks of a worker's start, for the role of its own session; what is only advice is left out."""
-    await examination.find_roles(mine=True)
-    await examination.find_tenant_tables()
-    found = await queue_policies.look(examination)
-    for check in TENANTS:
-        found += await check.look(examination)
+    async with examination.reading():
+        await examination.find_roles(mine=True)
+        await examination.find_tenant_tables()
+        found = await queue_policies.look(examination)
+        for check in TENANTS:
+            found += await check.look(examination)
     return shorten([finding for finding in found if finding.wrong])
 
 
@@ -108,5 +114,5 @@ def shorten(findings: Sequence[Finding]) -> list[Finding]:
 
 def kinds() -> dict[str, Kind]:
     """Return every code there is, with what all its findings have in common."""
-    checks: Sequence[Any] = (version, queue_policies, *QUEUE, *TENANTS, *SERVER)
+    checks: Sequence[Any] = (version, queue_policies, *QUEUE, *TENANTS, *SERVER, *WAY)
     return {value.code: value for check in checks for value in vars(check).values() if isinstance(value, Kind)}

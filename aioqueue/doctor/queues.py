@@ -30,8 +30,6 @@ CAP = 10_001
 """Rows of one lane that are looked at; shown as 10000+."""
 SECONDS = 60
 """Jobs that are ready for longer, in a queue that no living worker serves, are a finding."""
-READ = {"statement_timeout": "30s", "jit": "off"}
-"""These are all bounded, but a held xmin horizon slows them; compiling for the planner's guesses takes longer than they do."""
 
 Rows = Iterable[dict[str, Any]]
 
@@ -39,12 +37,9 @@ Rows = Iterable[dict[str, Any]]
 async def look(examination: Examination) -> list[Finding]:
     """Read the queues, the workers and the unknown tasks, and judge them."""
     conn, store = examination.conn, examination.store
-    async with conn.transaction():
-        await store.set_local(conn, READ)
-        workers = await store.list_workers(conn, cap=CAP)
-        lanes = await store.count_lanes(conn, cap=CAP)
-        unknown = await store.count_unknown_tasks(conn, cap=CAP)
-    return judge(workers, lanes, unknown)
+    workers = await store.list_workers(conn, cap=CAP)
+    lanes = await store.count_lanes(conn, cap=CAP)
+    return judge(workers, lanes, await store.count_unknown_tasks(conn, cap=CAP))
 
 
 def judge(workers: Rows, lanes: Rows, unknown: Rows) -> list[Finding]:

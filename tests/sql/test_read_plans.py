@@ -30,7 +30,7 @@ async def test_every_statement_keeps_to_indexes(boss: Session, one: Session) -> 
             {**DEFAULT, "lanes": None, "running": False},
             {**FILTERED, "lanes": f"{{{LANE}}}", "running": True},
         ],
-        "show_job": [{"id": job_id}],
+        "show_job": [{"id": job_id, "tenant": None}],
         "list_attempts": [{"id": job_id, "limit": 50}],
         "count_lanes": [{"cap": 10_001}],
         "count_tenants": [{"cap": 10_001, "limit": 10}],

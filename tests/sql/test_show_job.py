@@ -20,6 +20,14 @@ async def test_a_job_with_payload_and_result(one: Session) -> None:
     assert (found["tenant"], found["attempt"], found["retry_of"]) == ("x", 1, None)
 
 
+async def test_another_tenants_is_unknown(one: Session) -> None:
+    theirs, nobodys = await one.enqueue_one(tenant="x"), await one.enqueue_one()
+    assert await one.store.show_job(one.conn, theirs, tenant="x")
+    assert await one.store.show_job(one.conn, nobodys, tenant="")
+    for job_id, tenant in ((theirs, "y"), (theirs, ""), (nobodys, "x")):
+        assert await one.store.show_job(one.conn, job_id, tenant=tenant) is None
+
+
 async def test_unknown(one: Session) -> None:
     assert await one.store.show_job(one.conn, uuid4()) is None
 

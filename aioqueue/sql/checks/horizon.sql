@@ -1,7 +1,8 @@
 -- horizon: whoever keeps VACUUM from removing dead rows of this database: sessions by coalesce(backend_xmin, backend_xid), prepared
 -- transactions, slots, and standbys that say what they read. `back`: transactions since. Changes nothing. Not those that hold
 -- nothing (BEGIN alone, a READ COMMITTED reader gone idle, another database), nor a VACUUM, nor this session, nor a statement
--- of less than 0.1 s. `state` and `seconds` are NULL where the role may not see them (no pg_read_all_stats).
+-- of less than 0.1 s, nor an autovacuum's ANALYZE of less than a minute. `state` and `seconds` are NULL where the role may not see
+-- them (no pg_read_all_stats).
 SELECT 'session' AS kind, a.pid::text AS name, a.usename::text AS who, a.application_name AS application, host(a.client_addr) AS address,
        a.state, extract(epoch FROM clock_timestamp() - a.xact_start)::double precision AS seconds,
        age(coalesce(a.backend_xmin, a.backend_xid)) AS back
@@ -10,6 +11,7 @@ SELECT 'session' AS kind, a.pid::text AS name, a.usename::text AS who, a.applica
  WHERE coalesce(a.backend_xmin, a.backend_xid) IS NOT NULL AND a.pid <> pg_backend_pid() AND a.leader_pid IS NULL
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_progress_vacuum v WHERE v.pid = a.pid)
    AND NOT coalesce(a.state = 'active' AND a.query_start > clock_timestamp() - interval '0.1 s', false)
+   AND (a.usesysid IS NOT NULL OR a.xact_start < clock_timestamp() - interval '1 min')
 UNION ALL
 SELECT 'prepared', p.gid, p.owner::text, NULL, NULL, NULL, extract(epoch FROM clock_timestamp() - p.prepared)::double precision, age(p.transaction)
   FROM pg_catalog.pg_prepared_xacts p WHERE p.database = current_database()

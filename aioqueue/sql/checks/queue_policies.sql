@@ -6,7 +6,5 @@ SELECT c.relname::text AS "table", pg_catalog.format('%%I.%%I', n.nspname, c.rel
   JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relkind IN ('r', 'p')
   LEFT JOIN pg_catalog.pg_policy p ON p.polrelid = c.oid
  WHERE n.nspname = %(schema)s::name AND (p.oid IS NOT NULL OR c.relrowsecurity)
-   AND (c.relname = ANY (%(own)s::name[])
-        OR EXISTS (SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) a (oid) JOIN pg_catalog.pg_class r ON r.oid = a.oid
-                    WHERE r.relname = ANY (%(own)s::name[])))
+   AND (SELECT r.relname FROM pg_catalog.pg_class r WHERE r.oid = coalesce(pg_catalog.pg_partition_root(c.oid), c.oid)) = ANY (%(own)s::name[])
  ORDER BY 1, 3

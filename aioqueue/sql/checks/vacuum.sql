@@ -9,7 +9,5 @@ SELECT pg_catalog.format('%%I.%%I', n.nspname, c.relname) AS "table", s.n_dead_t
   JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relkind = 'r'
   LEFT JOIN pg_catalog.pg_stat_all_tables s ON s.relid = c.oid
  WHERE n.nspname = %(schema)s::name
-   AND (c.relname = ANY (%(own)s::name[])
-        OR EXISTS (SELECT FROM pg_catalog.pg_partition_ancestors(c.oid) a (oid) JOIN pg_catalog.pg_class r ON r.oid = a.oid
-                    WHERE r.relname = ANY (%(own)s::name[])))
+   AND (SELECT r.relname FROM pg_catalog.pg_class r WHERE r.oid = coalesce(pg_catalog.pg_partition_root(c.oid), c.oid)) = ANY (%(own)s::name[])
  ORDER BY 1
