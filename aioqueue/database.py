@@ -217,11 +217,16 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def _connection(self, wait: float) -> AsyncIterator[PoolConnection]:
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
         async with contextlib.AsyncExitStack() as stack:
             try:
                 conn = await stack.enter_async_context(self._opened().connection(wait))
             except PoolTimeout:
                 raise self._timed_out(wait, "all are in use") from self._connector.refusal
+            if task and task.cancelling() > before:
+                # The pool waits by wait_for(), which before Python 3.12 swallows a cancellation that comes with the connection.
+                raise asyncio.CancelledError
             yield conn
 
     def _timed_out(self, seconds: float, why: str) -> PoolTimeout:
@@ -302,7 +307,8 @@ class Database:
                     raise
             else:
                 try:
-                    pooler = await through_pooler(conn)
+                    async with deadline(conn, self.settings.deadline):
+                        pooler = await through_pooler(conn)
                 except BaseException:
                     await conn.close()
                     raise
@@ -327,10 +333,11 @@ class Database:
             return None  # listener and guard try again, and say so
         try:
             where = "SELECT pg_catalog.current_database(), pg_catalog.pg_postmaster_start_time()"
-            if await (await own.execute(where)).fetchone() != await (await conn.execute(where)).fetchone():
-                return "it leads to another database, whose wake-ups are not ours"
-            if await through_pooler(own):
-                return "it leads through a pooler as well; unless that is in session mode there are no wake-ups"
+            async with deadline(own, self.settings.deadline):
+                if await (await own.execute(where)).fetchone() != await (await conn.execute(where)).fetchone():
+                    return "it leads to another database, whose wake-ups are not ours"
+                if await through_pooler(own):
+                    return "it leads through a pooler as well; unless that is in session mode there are no wake-ups"
         finally:
             await own.close()
         return None

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg_pool import PoolTimeout
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from aioqueue.database import (
     CLIENT,
@@ -328,3 +328,33 @@ async def test_opening_waits_for_no_server_and_closing_is_repeatable(worker_dsn:
 )
 def test_which_errors_say_that_the_connection_is_lost(error: Exception, lost: bool) -> None:
     assert connection_lost(error) is lost
+
+
+async def test_a_cancellation_that_the_pool_swallows_is_not_lost(pool: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool waits by wait_for(), which before Python 3.12 returns what it waited for when both come at once."""
+    lend = AsyncConnectionPool.getconn
+
+    async def swallowing(self: AsyncConnectionPool, timeout: float | None = None) -> AsyncConnection:
+        lent = await lend(self, timeout)
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            return lent
+        raise AssertionError("not cancelled")
+
+    async def call() -> None:
+        async with pool.runtime():
+            raise AssertionError("the call went on")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncConnectionPool, "getconn", swallowing)
+        task = asyncio.create_task(call())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert task.cancelled()
+    async with AsyncExitStack() as stack:  # and the connection is back
+        for _ in range(PoolSettings().size):
+            await stack.enter_async_context(pool.runtime())

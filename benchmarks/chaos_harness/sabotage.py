@@ -92,7 +92,7 @@ SABOTAGES: dict[str, Sabotage] = {
                     "    PERFORM set_config('aioqueue_chaos.v', (SELECT jsonb_object_agg(x.lane, aioqueue.virtual_time(x.lane))"
                     " FROM (SELECT DISTINCT aioqueue.lane(e.v ->> 'queue', (e.v ->> 'priority')::integer) AS lane"
                     " FROM jsonb_array_elements(jobs) AS e (v)) x)::text, true);\n"
-                    "    PERFORM pg_sleep(0.15);\n    PERFORM pg_current_xact_id();\n",
+                    "    PERFORM pg_sleep(0.8);\n    PERFORM pg_current_xact_id();\n",
                 ),
             ),
             "next_tag": (

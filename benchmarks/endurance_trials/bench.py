@@ -73,9 +73,10 @@ class Place:
         ) as conn:
             yield conn
 
-    async def enqueue(self, task: str, payloads: Iterable[object], queue: str = "default") -> None:
+    async def enqueue(self, task: str, payloads: Iterable[object], *, queue: str = "default", max_attempts: int = 3) -> None:
         """Enqueue jobs of a task, as a client."""
-        jobs = json.dumps([{"task": task, "payload": payload, "queue": queue} for payload in payloads])
+        options = {"task": task, "queue": queue, "max_attempts": max_attempts}
+        jobs = json.dumps([{**options, "payload": payload} for payload in payloads])
         async with await AsyncConnection.connect(self.dsn("client"), autocommit=True) as conn:
             await conn.execute("SELECT aioqueue.enqueue_many(%s::jsonb)", [jobs])
 

@@ -34,7 +34,7 @@ async def run(bench: Bench, *, jobs: int) -> Verdict:
         verdict.check(await place.until(empty, seconds=600), "not all jobs have ended")
         took = time.monotonic() - began
         # Once more at rest: what is left then is left for good.
-        await place.enqueue("sample", [{}], "samples")
+        await place.enqueue("sample", [{}], queue="samples")
         await place.until(empty, seconds=60)
         verdict.check(await worker.stop() == 0, "the worker did not stop in order")
     states: dict[str, int] = dict(await place.rows("SELECT state, count(*) FROM aioqueue.jobs WHERE task <> 'sample' GROUP BY 1"))
@@ -82,7 +82,7 @@ async def _enqueue(place: Place, jobs: int) -> None:
             batch = [_job(n) for n in range(start, min(start + BATCH, jobs))]
             await conn.execute("SELECT aioqueue.enqueue_many(%s::jsonb)", [json.dumps(batch)])
             if number % every == 0:
-                await place.enqueue("sample", [{}], "samples")
+                await place.enqueue("sample", [{}], queue="samples")
 
 
 def _job(n: int) -> dict[str, object]:
@@ -90,6 +90,6 @@ def _job(n: int) -> dict[str, object]:
         case 0:
             return {"task": "noted", "payload": {}}
         case 1:
-            return {"task": "failing", "payload": {"n": n}}
+            return {"task": "failing", "payload": {"n": n}, "max_attempts": 2}
         case _:
             return {"task": "small", "payload": {"n": n}}

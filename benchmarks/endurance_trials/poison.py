@@ -33,6 +33,8 @@ async def run(bench: Bench, *, neighbours: int) -> Verdict:
     found = {(task, state): number for task, state, number in rows}
     verdict.row(f"{neighbours} ten-second jobs, max_attempts 3", f"{found.get(('ten seconds', 'succeeded'), 0)} succeeded")
     verdict.row("the poison job, max_attempts 3", ", ".join(state for task, state in found if task == "poison"))
+    attempts = sum(len(life.notes("poison")) for life in lives)
+    verdict.check(attempts == 3, f"the poison job was started {attempts} times")
     verdict.row("worker processes it killed", sum(life.process.returncode == -9 and life.poisoned for life in lives))
     ((lost,),) = await place.rows(
         "SELECT count(DISTINCT job_id) FROM aioqueue.attempt a JOIN aioqueue.job j ON j.id = a.job_id"

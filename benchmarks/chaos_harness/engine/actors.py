@@ -39,7 +39,7 @@ class Enqueuer:
         end = time.monotonic() + self._chaos.seconds
         conn = await self._chaos.connect()
         try:
-            while time.monotonic() < end:
+            while time.monotonic() < end and not self._chaos.caught:
                 if conn.closed:
                     conn = await self._chaos.connect()
                 await self._transaction(conn)

@@ -37,6 +37,8 @@ class Chaos:
     seconds: float
     seed: int
     floor: type[LaneFloor[UUID]]
+    sabotaged: bool = False
+    """Something is broken on purpose: the first thing found wrong is enough."""
     committed: set[UUID] = field(default_factory=set)
     """Jobs whose enqueue has committed."""
     ready_at: dict[UUID, float] = field(default_factory=dict)
@@ -53,6 +55,11 @@ class Chaos:
     enqueued: asyncio.Event = field(default_factory=asyncio.Event)
     """No more jobs come, nobody dies any more."""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def caught(self) -> bool:
+        """Whether there is no need to go on."""
+        return self.sabotaged and bool(self.faults)
 
     @property
     def lanes(self) -> list[tuple[int, int]]:

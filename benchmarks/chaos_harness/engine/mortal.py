@@ -22,7 +22,7 @@ from .actors import kill
 from .model import LEASE
 from .worker import RESCUED_AT_ONCE, ChaosWorker
 
-TAKEN_OVER = 15.0
+TAKEN_OVER = 30.0
 """Seconds in which the others must have taken over what a dead worker ran."""
 
 

@@ -29,7 +29,7 @@ from .model import Chaos, judge, percentiles
 from .mortal import MortalWorker
 from .worker import ChaosWorker
 
-STALLED = 7.0
+STALLED = 15.0
 """Seconds without a new end and with nothing that waits for its time, after which what is left counts as lost."""
 
 
@@ -58,12 +58,13 @@ async def scratch(dsn: str) -> AsyncIterator[Store]:
             await conn.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(schema)))
 
 
-async def run(dsn: str, seconds: float, seed: int, workers: int, rate: float, sabotage: Sabotage) -> Chaos:
-    """One run; its faults are empty when every check held."""
+async def run(dsn: str, seconds: float, seed: int, workers: int, rate: float, sabotage: Sabotage | None = None) -> Chaos:
+    """One run; its faults are empty when every check held. With a sabotage it ends at the first."""
+    broken = sabotage or Sabotage("nothing")
     async with scratch(dsn) as store:
-        chaos = Chaos(dsn, store, seconds, seed, sabotage.floor)
+        chaos = Chaos(dsn, store, seconds, seed, broken.floor, sabotaged=sabotage is not None)
         async with await chaos.connect() as watcher, await chaos.connect() as holder:
-            await install(watcher, store.schema, sabotage)
+            await install(watcher, store.schema, broken)
             await holder.execute("SET idle_in_transaction_session_timeout = 0")
             await holder.execute("BEGIN")
             await holder.execute("SELECT pg_current_xact_id()")
@@ -73,7 +74,8 @@ async def run(dsn: str, seconds: float, seed: int, workers: int, rate: float, sa
                 for error in errors.exceptions:
                     chaos.fault(f"an operation was refused: {error!r}".replace("\n", " "))
             else:
-                await judge(chaos, watcher)
+                if not chaos.caught:
+                    await judge(chaos, watcher)
             await holder.execute("ROLLBACK")
     return chaos
 
@@ -92,14 +94,14 @@ async def act(chaos: Chaos, watcher: AsyncConnection[TupleRow], workers: int, ra
         chaos.enqueued.set()
         await wait_ended(chaos, watcher)
         chaos.finished.set()
-    while await chaos.store.rescue(watcher, worker=0, limit=1000) is not None:
+    while not chaos.caught and await chaos.store.rescue(watcher, worker=0, limit=1000) is not None:
         pass
 
 
 async def wait_ended(chaos: Chaos, watcher: AsyncConnection[TupleRow]) -> None:
     """Wait until every committed job has ended, or nothing has ended for a while."""
     best, since = -1, time.monotonic()
-    while best < len(chaos.committed):
+    while best < len(chaos.committed) and not chaos.caught:
         ((ended, waiting),) = await chaos.rows(
             watcher,
             "SELECT (SELECT count(*) FROM aioqueue.outcome),"

@@ -41,8 +41,6 @@ BATCHES = 0.2
 """The share of transactions that enqueue many small jobs."""
 JOBS = (1 - BATCHES) * 2 + BATCHES * 35
 """Jobs of a transaction, on average."""
-WAIT = 180.0
-"""Seconds in which a waiter must have heard of its job's end."""
 
 
 class Enqueuer:
@@ -147,7 +145,7 @@ class Enqueuer:
 
     async def _result(self, job: Job[Any], expected: object) -> None:
         try:
-            result = await job.result(timeout=WAIT)
+            result = await job.result()
         except (JobFailed, JobCancelled) as error:
             self._journal.note("told", type(error).__name__)
         except Exception as error:

@@ -27,8 +27,8 @@ STARVED = 0.15
 SAMPLE = 0.5
 LAST_STOP = GRACE + 30.0
 """Seconds in which a process that is to start has started, and a worker that was told to stop has ended."""
-LAST_ANSWER = 200.0
-"""Seconds in which an enqueuer that was told to stop has ended: its waiters wait."""
+LAST_ANSWER = 30.0
+"""Seconds after the last outcome in which an enqueuer that was told to stop has ended: its waiters have their answers."""
 
 
 @dataclass(eq=False)
