@@ -19,7 +19,7 @@ from psycopg import AsyncConnection
 
 from aioqueue import embedded, migrate
 from aioqueue.app import AioQueue
-from aioqueue.database import Database
+from aioqueue.database import Database, deadline
 from aioqueue.dsn import find_dsn, no_dsn
 from aioqueue.errors import ConfigurationError
 from aioqueue.settings import DEFAULT_SCHEMA, PoolSettings, check_schema_name
@@ -32,6 +32,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 READ_SECONDS = 30
 """Seconds that one statement of a reading command may take; they are all bounded, but a held xmin horizon slows them."""
+COMMAND_SECONDS = 60.0
+"""Seconds that all of a command may take: the server may hang."""
 
 option = functools.partial(click.option, show_envvar=True)
 as_json = option("--json", is_flag=True, help="Print JSON.")
@@ -106,7 +108,7 @@ def reach(common: Common, *, role: embedded.Role) -> Iterator[Place]:
 async def connected(common: Common) -> AsyncIterator[tuple[AsyncConnection[Any], Store]]:
     """Connect in autocommit, as worker on the embedded server. Raises SchemaError where the schema does not fit."""
     with reach(common, role="worker") as place:
-        async with await Database(place.dsn, PoolSettings()).connect() as conn:
+        async with await Database(place.dsn, PoolSettings()).connect() as conn, deadline(conn, COMMAND_SECONDS):
             await migrate.check(conn, schema=place.schema)
             yield conn, Store(place.schema)
 

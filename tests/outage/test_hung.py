@@ -6,9 +6,12 @@ import sys
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from aioqueue import AioQueue, JobContext, renew
+from aioqueue.cli import options
+from aioqueue.cli.failure import Common
 from aioqueue.clock import clock
 from aioqueue.events import JobClaimed, JobRecorded, LeaseLost, LoopBlocked, WorkerStarted
 from benchmarks.proxy import Proxy
@@ -195,3 +198,15 @@ async def test_a_signalled_worker_process_ends_in_time_while_its_server_hangs(ou
     assert process.returncode == 1
     assert b"Traceback" not in said
     assert len(said.splitlines()) < 15
+
+
+async def test_a_command_does_not_wait_for_ever_for_a_server_that_hangs(
+    outage: OutageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "COMMAND_SECONDS", 0.5)
+    common = Common(dsn=outage.tcp(), schema=outage.schema, given={"dsn"})
+    async with asyncio.timeout(20):
+        with pytest.raises(psycopg.OperationalError):
+            async with options.connected(common) as (conn, _):
+                outage.hold_still()
+                await conn.execute("SELECT 1")
