@@ -153,8 +153,11 @@ class Database:
 
     @property
     def of_worker(self) -> int:
-        """Connections of the server that a worker's process takes at most: the pool, its listener, its guard."""
-        return self.settings.size + 2
+        """Connections of the server that a worker's process takes at most: the pool, its listener, its guard.
+
+        Those that lead through a pooler are the pooler's.
+        """
+        return (0 if self.pooler else self.settings.size) + (2 if self.can_listen else 0)
 
     @property
     def free_for_jobs(self) -> int:
