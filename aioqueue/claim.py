@@ -1,7 +1,8 @@
 """Asks for work: free slots and a wake-up (or the poll) → one claim of a batch → one run per job.
 
-Owns the order in which lanes are visited and the moment to ask. It records nothing and knows nothing of user code; what a
-claim without an answer may have taken, it looks up and hands back.
+Owns the moment to ask. While there is a backlog two claims are in flight, so that the jobs of one run while the other waits
+for its answer. It records nothing and knows nothing of user code; what a claim without an answer may have taken, it looks up
+and hands back.
 """
 
 from __future__ import annotations
@@ -18,55 +19,19 @@ import psycopg
 from .database import Database
 from .events import DatabaseLost, DatabaseRecovered, JobClaimed, Observers
 from .floor import Floors
-from .job import PRIORITIES, SUSPECT, Claimed, Fence, lane
+from .job import Claimed, Fence
+from .lanes import Lanes
 from .outcome import Outcome, Reason, Released
 from .settings import WorkerSettings
 from .store import WORKER_DEAD, Claims, LaneScan, Store
 from .suspect import SuspectTurn
 
-LOWEST_FIRST = 20
-"""One claim in so many starts at the lowest priority, so that it is never starved."""
 GATHER = 0.01
 """Seconds to wait for more free slots while there is a backlog: a claim of one costs as much as a claim of fifty."""
 UNANSWERED = 15.0
 """Seconds after a claim without an answer in which the server may still be committing it (its statement_timeout is 5 s)."""
 LOOK_AGAIN = 1.0
 """Seconds between looks for what such a claim took, and for a suspect that another took, at most."""
-
-
-class Lanes:
-    """The lanes of a worker's queues, in the order of the next claim."""
-
-    def __init__(self, queues: Mapping[str, int]) -> None:
-        self._weights = dict(queues)
-        self._lanes = {(queue, priority): lane(queue, priority) for queue in queues for priority in PRIORITIES}
-        self._turn = 0
-
-    def all(self) -> list[int]:
-        """Return every lane but the suspects'."""
-        return list(self._lanes.values())
-
-    def suspects(self) -> list[int]:
-        """Return the suspect lane of each queue."""
-        return [lane(queue, SUSPECT) for queue in self._weights]
-
-    def scans(self, floors: Floors, limit: int) -> list[LaneScan]:
-        """Return the lanes for one claim: by priority, within one the queues in turn, each with its share of `limit`."""
-        self._turn += 1
-        priorities = list(PRIORITIES) if self._turn % LOWEST_FIRST == 0 else list(reversed(PRIORITIES))
-        names = list(self._weights)
-        first = self._turn % len(names)
-        total = sum(self._weights.values())
-        return [
-            LaneScan(
-                self._lanes[name, priority],
-                floors[self._lanes[name, priority]].start,
-                max(1, limit * self._weights[name] // total),
-                priority,
-            )
-            for priority in priorities
-            for name in names[first:] + names[:first]
-        ]
 
 
 class Lease(Protocol):
@@ -110,6 +75,10 @@ class Slots(Protocol):
 
     async def wait_free(self) -> None:
         """Wait until one could be started."""
+        ...
+
+    async def wait_freed(self) -> None:
+        """Wait until a run is over."""
         ...
 
     def start(self, job: Claimed) -> None:
@@ -156,6 +125,13 @@ class Claimer:
         self._unanswered: float | None = None
         self._suspect = SuspectTurn()
         self._no_more = False
+        self._reserved = 0
+        """Slots that claims in flight have asked jobs for."""
+        self._backlog = asyncio.Event()
+        """Set while there is work for a second claim."""
+        self._second_over = asyncio.Event()
+        """Cleared while the second claim is in flight."""
+        self._second_over.set()
         self.turned = time.monotonic()
         """When the loop last came round, by the monotonic clock."""
         self.waits_for_slots = False
@@ -186,7 +162,10 @@ class Claimer:
             self.turned = time.monotonic()
             await self._wait_room()
             await self._lease.wait_proven()
-            await self.hand_back_unknown()
+            if self._unanswered is not None:
+                self._backlog.clear()
+                await self._second_over.wait()  # or what it is about to be told of would be taken for unknown
+                await self.hand_back_unknown()
             if self._no_more:
                 backlog = False
                 continue
@@ -196,9 +175,9 @@ class Claimer:
                     continue
             else:
                 self._suspect.reset()
-            if backlog and self._slots.free < self._settings.concurrency // 4:
+            if backlog and self._room < self._settings.concurrency // 4:
                 await asyncio.sleep(GATHER)
-            limit = min(self._slots.free, self._settings.claim_batch)
+            limit = min(self._room, self._most if self._backlog.is_set() else self._settings.claim_batch)
             if self._database.waiting:
                 # Jobs wait for a connection: as many more as there are free, and a look again soon.
                 limit = min(limit, self._database.free_for_jobs)
@@ -207,16 +186,57 @@ class Claimer:
                 backlog = True
                 continue
             claims = await self._claim(limit)
-            jobs = claims.jobs
-            backlog = len(jobs) == limit or claims.more
-            for job in jobs:
-                self._slots.start(job)
-            if jobs or claims.more or claims.passed:
-                self.found_nothing.clear()
+            backlog = self._start(claims) == limit or claims.more
+            if backlog:
+                self._backlog.set()
+            if claims.jobs or claims.more or claims.passed:
+                continue
+            self._backlog.clear()
+            if not self._second_over.is_set():
+                await self._second_over.wait()
+                backlog = True  # only both together can find nothing
             elif self._settings.drain and self._slots.empty.is_set() and await self._run_suspect():
                 backlog = True
             else:
                 self.found_nothing.set()
+
+    async def run_second(self) -> None:
+        """Claim too while there is a backlog, for ever."""
+        while True:
+            await self._backlog.wait()
+            await self._wait_room()
+            await self._lease.wait_proven()
+            alone = self._no_more or self._floors.suspect_ready or self._database.waiting or self._unanswered is not None
+            if alone or not self._backlog.is_set():
+                self._backlog.clear()
+                continue
+            if self._room < max(1, self._settings.concurrency // 4):
+                await self._slots.wait_freed()
+                continue
+            self._second_over.clear()
+            try:
+                limit = min(self._room, self._most)
+                if self._start(await self._claim(limit)) < limit:
+                    self._backlog.clear()
+            finally:
+                self._second_over.set()
+
+    @property
+    def _room(self) -> int:
+        return self._slots.free - self._reserved
+
+    @property
+    def _most(self) -> int:
+        """Jobs of one claim at most while there is a backlog: half of the slots are the other claim's."""
+        return min(self._settings.claim_batch, -(-self._settings.concurrency // 2))
+
+    def _start(self, claims: Claims) -> int:
+        """Start what was claimed; the number of jobs."""
+        for job in claims.jobs:
+            self._slots.start(job)
+        if claims.jobs or claims.more or claims.passed:
+            self.found_nothing.clear()
+        return len(claims.jobs)
 
     async def _see_to_suspect(self) -> bool:
         """Run the suspect that is ready, or make room for it; False: not now, go on with other work."""
@@ -234,6 +254,10 @@ class Claimer:
 
     async def _run_suspect(self) -> bool:
         """Claim one suspect and run it with nothing beside it, from the first to the last; whether there was one."""
+        self._backlog.clear()
+        await self._second_over.wait()
+        if not self._slots.empty.is_set():
+            return False
         self._suspect.reset()
         self._floors.suspect_ready = False
         jobs = (await self._claim(1, [LaneScan(line, self._floors[line].start, 1) for line in self._lanes.suspects()])).jobs
@@ -247,6 +271,13 @@ class Claimer:
 
     async def _claim(self, limit: int, scans: Sequence[LaneScan] | None = None) -> Claims:
         """Claim up to `limit` jobs (of the given lanes; default: all but the suspects'), waiting out an outage."""
+        self._reserved += limit
+        try:
+            return await self._claim_reserved(limit, scans)
+        finally:
+            self._reserved -= limit
+
+    async def _claim_reserved(self, limit: int, scans: Sequence[LaneScan] | None) -> Claims:
         lost_since: float | None = None
         pause = 0.1
         while True:

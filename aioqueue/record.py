@@ -30,8 +30,8 @@ logger = logging.getLogger("aioqueue")
 
 BATCH = 200
 """Jobs of one write at most."""
-LOCKED_PAUSE = 0.1
-"""Seconds until a job whose row somebody holds is tried again."""
+LOCKED_PAUSES = (0.005, 0.1)
+"""Seconds until a job whose row somebody holds is tried again: at first (a claim that came to it first), doubling, at most."""
 REFUSED_PAUSES = (0.5, 10.0)
 """Seconds until an outcome that was refused by itself is tried again: at first, doubling, at most; jittered."""
 LOOK_BACK = 50
@@ -55,6 +55,8 @@ class Pending:
     delay: float | None = None
     minimal: bool = False
     refusals: int = 0
+    waits: int = 0
+    """How often its row was held by somebody."""
 
 
 def encode(job: Claimed, outcome: Outcome) -> Pending:
@@ -273,7 +275,9 @@ class Recorder:
     def _end(self, pending: Pending, state: str | None) -> None:
         job = pending.job
         if state == LOCKED:
-            self._hold(pending, LOCKED_PAUSE)
+            first, longest = LOCKED_PAUSES
+            self._hold(pending, min(longest, first * 2 ** min(pending.waits, 10)))
+            pending.waits += 1
             return
         del self._pending[pending]
         if state is None:

@@ -12,6 +12,7 @@ from .guard import Guard
 from .job import Claimed, Fence
 from .record import Recorder
 from .run import Runner
+from .unpark import Unparker
 
 
 class Slots:
@@ -21,6 +22,7 @@ class Slots:
         self.concurrency = concurrency
         self.runner: Runner
         self.recorder: Recorder
+        self.unparker: Unparker
         self.guard: Guard
         self._freed = asyncio.Event()
         self.empty = asyncio.Event()
@@ -48,6 +50,11 @@ class Slots:
         while not self.free:
             self._freed.clear()
             await self._freed.wait()
+
+    async def wait_freed(self) -> None:
+        """Wait until a run is over."""
+        self._freed.clear()
+        await self._freed.wait()
 
     def start(self, job: Claimed) -> None:
         """Start a claimed job."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from .attempt import Cause
@@ -35,7 +35,6 @@ class Stop:
         grace: float,
         drain: bool,
         worker: Callable[[], int],
-        unparked: Callable[[], Awaitable[None]],
     ) -> None:
         self._slots = slots
         self._claimer = claimer
@@ -44,7 +43,6 @@ class Stop:
         self._grace = grace
         self._drain = drain
         self._worker = worker
-        self._unparked = unparked
         self._asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._gave_up = asyncio.Event()
@@ -71,11 +69,12 @@ class Stop:
         """Wait until it is time: asked for, or (when draining) nothing is ready and nothing runs."""
         await _first_of(self._asked.wait(), *([self._wait_drained()] if self._drain else []))
 
-    async def carry_out(self, claims: asyncio.Task[None]) -> bool:
+    async def carry_out(self, claims: Sequence[asyncio.Task[None]]) -> bool:
         """End the claims, let the jobs end, end those that do not, write what became of them; whether all was written."""
         self._asked.set()
-        claims.cancel()
-        await asyncio.wait([claims])
+        for task in claims:
+            task.cancel()
+        await asyncio.wait(claims)
         await self._claimer.hand_back_unknown(LAST_WORD)
         self._observers.emit(WorkerStopping(self._worker(), len(self._slots.runner.runs), self._grace))
         await self._wait_empty(self._grace, self._hurry.wait())
@@ -95,20 +94,21 @@ class Stop:
             return False
         with contextlib.suppress(TimeoutError):  # otherwise another worker sweeps
             async with asyncio.timeout(LAST_WORD):
-                await self._unparked()
+                await self._slots.unparker.wait_idle()
         return True
 
     async def _wait_drained(self) -> None:
         while True:
             await self._slots.empty.wait()
             await self._slots.recorder.wait_idle()
-            await self._unparked()
+            await self._slots.unparker.wait_idle()
+            unparked = self._slots.unparker.begun
             # What ran may have enqueued more. The claim that is under way now may be too old to see it, the next is not.
             for _ in range(2):
                 self._claimer.found_nothing.clear()
                 self._claimer.wake()
                 await _first_of(self._claimer.found_nothing.wait(), self._gave_up.wait())
-            if not self._slots.busy and not self._slots.recorder.pending:
+            if not self._slots.busy and not self._slots.recorder.pending and self._slots.unparker.begun == unparked:
                 return
 
     async def _wait_empty(self, seconds: float, *unless: Coroutine[Any, Any, Any]) -> None:

@@ -27,13 +27,14 @@ import anyio
 import psycopg
 
 from .attempt import Cause
-from .claim import Claimer, Lanes
+from .claim import Claimer
 from .database import Database
 from .doctor.start import check_start
 from .events import Observers, WorkerStarted, WorkerStopped
 from .floor import Floors
 from .guard import Guard
 from .keep import keep_running
+from .lanes import Lanes
 from .listen import Kind
 from .maintenance.prune import Pruner
 from .maintenance.service import Maintenance
@@ -115,7 +116,7 @@ class Worker:
         lanes = Lanes(queues)
         floors = Floors(lanes.all(), LOWEST_ID, suspects=lanes.suspects())
         slots = self._slots = Slots(worker.concurrency)
-        unparker = self._unparker = Unparker(database, store, observers, floors, ready=self._ready)
+        unparker = self._unparker = slots.unparker = Unparker(database, store, observers, floors, ready=self._ready)
         recorder = self._recorder = slots.recorder = Recorder(
             database,
             store,
@@ -170,6 +171,7 @@ class Worker:
             lease=settings.lease,
             worker=lambda: self.heartbeat.worker,
             ready=self._ready,
+            look=lambda: self._claimer.wake(),
             rescued=self._rescued,
             cancel=self._cancel,
             restarted=self.heartbeat.prove,
@@ -208,7 +210,6 @@ class Worker:
             grace=grace,
             drain=worker.drain,
             worker=lambda: self.heartbeat.worker,
-            unparked=unparker.wait_idle,
         )
 
     @property
@@ -255,7 +256,7 @@ class Worker:
         (doctor/start.py).
         """
         await once_reached(self._start, self._start_timeout, self._note_refusal)
-        claims = _keep(self._claimer.run, "claimer")
+        claims = [_keep(self._claimer.run, "claimer"), _keep(self._claimer.run_second, "second claim")]
         loops = [
             *(_keep(self._recorder.run, "recorder") for _ in range(RECORDERS)),
             _keep(self._unparker.run, "unparker"),

@@ -11,11 +11,12 @@ import pytest
 from psycopg import AsyncConnection
 
 from aioqueue import JobTransaction, LimitSettings, PoolSettings, WorkerSettings, suspect
-from aioqueue.claim import LOWEST_FIRST, Claimer, Lanes
+from aioqueue.claim import Claimer
 from aioqueue.database import Database
 from aioqueue.events import DatabaseLost, DatabaseRecovered, JobClaimed, JobRecorded, ListenerConnected, Observers
 from aioqueue.floor import Floors
 from aioqueue.job import SUSPECT, Claimed, Fence, lane
+from aioqueue.lanes import LOWEST_FIRST, Lanes
 from aioqueue.pooler import sever
 from aioqueue.store import LOWEST_ID, LaneScan
 from aioqueue.suspect import SuspectTurn
@@ -280,6 +281,9 @@ class Standing:
     async def wait_free(self) -> None:
         pass
 
+    async def wait_freed(self) -> None:
+        pass
+
     def start(self, job: Claimed) -> None:
         raise AssertionError(job)
 
@@ -305,6 +309,7 @@ async def claimer_of(dsn: str, boss: Session, worker: int, known: set[Fence]) ->
                 wait_room=standing.wait_free,
                 put=lambda job, _: put.append(job),
                 claimed=lambda: None,
+                passed=lambda _: None,
             ),
             put,
         )
