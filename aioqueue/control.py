@@ -13,7 +13,6 @@ from typing import Any
 
 from .enqueue import Enqueuing
 from .errors import InvalidOption
-from .options import check
 from .settings import check_name
 
 BATCH = 2000
@@ -57,7 +56,7 @@ class Controlling(Enqueuing):
         comes count, and go on. `paused`: none of its jobs is started; those that run go on. Exact once this has returned.
         Raises InvalidOption, AppNotOpen; cancelled or failed half-way, workers bring it to its end within seconds.
         """
-        check("tenant", tenant, lambda value: check_name("tenant", value))
+        _check_name("tenant", tenant)
         given = {"weight": weight, "max_running": max_running, "paused": paused}
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not ...}
         for name, value in values.items():
@@ -95,7 +94,7 @@ class Controlling(Enqueuing):
         await self._set_queue("resume_queue()", queue, paused=False)
 
     async def _set_queue(self, action: str, queue: str, *, paused: bool) -> None:
-        check("queue", queue, lambda value: check_name("queue", value))
+        _check_name("queue", queue)
         services = self.services(action)
         async with services.database.for_caller() as conn:
             await self.store.set_queue(conn, queue, paused=paused)
@@ -104,6 +103,13 @@ class Controlling(Enqueuing):
                 await self.store.settle_limits(conn)
         else:
             services.notifier.hint("ready")
+
+
+def _check_name(option: str, name: object) -> None:
+    try:
+        check_name(option, name)
+    except (TypeError, ValueError) as error:
+        raise InvalidOption(option, str(error).removeprefix(f"{option}: ")) from None
 
 
 def _check_weight(weight: object) -> None:

@@ -46,12 +46,12 @@ class Options:
             raise InvalidOption("run_at", "give delay or run_at, not both")
         return cls(
             tenant=check_tenant(tenant),
-            queue=check("queue", queue, lambda value: check_name("queue", value)),
-            priority=check("priority", priority, check_priority),
-            delay=check("delay", delay, check_delay),
-            run_at=check("run_at", run_at, _check_run_at),
-            max_attempts=check("max_attempts", max_attempts, check_max_attempts),
-            key=check("key", key, lambda value: check_name("key", value)),
+            queue=_check("queue", queue, lambda value: check_name("queue", value)),
+            priority=_check("priority", priority, check_priority),
+            delay=_check("delay", delay, check_delay),
+            run_at=_check("run_at", run_at, _check_run_at),
+            max_attempts=_check("max_attempts", max_attempts, check_max_attempts),
+            key=_check("key", key, lambda value: check_name("key", value)),
         )
 
     def job(self, task: str, payload: str) -> NewJob:
@@ -72,11 +72,10 @@ class Options:
 
 def check_tenant(tenant: str | None) -> str | None:
     """Return a tenant's name, or None for none. Raises InvalidOption."""
-    return check("tenant", tenant, lambda value: check_name("tenant", value))
+    return _check("tenant", tenant, lambda value: check_name("tenant", value))
 
 
-def check(name: str, value: V | None, check: Callable[[V], T]) -> T | None:
-    """Return what a check makes of an option that was given. Raises InvalidOption with what the check says."""
+def _check(name: str, value: V | None, check: Callable[[V], T]) -> T | None:
     if value is None:
         return None
     try:

@@ -41,6 +41,8 @@ class Unparker:
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self.begun = 0
+        """How often something was owed so far."""
 
     def ended(self, job: Claimed) -> None:
         """Take note of an end that is committed: the job's keys have room for one more."""
@@ -55,6 +57,7 @@ class Unparker:
         self._begin()
 
     def _begin(self) -> None:
+        self.begun += 1
         self._work.set()
         self._idle.clear()
 

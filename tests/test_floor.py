@@ -4,6 +4,7 @@ A small model of PostgreSQL stands in for the server here: XIDs, snapshots, rows
 really does is tested in tests/sql/test_tick.py.
 """
 
+import json
 import random
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioqueue.floor import LONG, Floors, LaneFloor, Snapshot
+from aioqueue.floor import LONG, Floors, KeyFloors, LaneFloor, Snapshot
 from aioqueue.store import LOWEST_ID
 
 STEP = 10
@@ -313,3 +314,63 @@ def test_the_floors_of_a_process_are_at_rest_once_a_tick_has_read_what_was_claim
     assert floors.highest_claimed(1) == 500
     floors.reset()
     assert (floors.highest_claimed(1), floors[1].value) == (0, 0)
+
+
+# -- floors of keys -------------------------------------------------------------------------------------------------------
+
+
+def test_a_keys_floor_never_falls_and_is_forgotten_with_a_lost_connection() -> None:
+    floors = KeyFloors()
+    assert floors.text(0) == "{}"
+    floors.learn({7: 100, -8: 5}, 0)
+    floors.learn({7: 40}, 0)
+    assert json.loads(floors.text(0)) == {"7": 100, "-8": 5}
+    assert floors.text(1) == "{}", "a server that lost commits may have gone back"
+    floors.learn({7: 100}, 0)
+    assert floors.text(1) == "{}", "said before the loss"
+    floors.learn({7: 3}, 1)
+    assert json.loads(floors.text(1)) == {"7": 3}
+    floors.reset()
+    assert floors.text(1) == "{}"
+
+
+def test_the_keys_met_last_are_kept() -> None:
+    floors = KeyFloors(capacity=3)
+    for key in (1, 2, 3):
+        floors.learn({key: key}, 0)
+    floors.learn({1: 1}, 0)
+    floors.learn({4: 4, 5: 5}, 0)
+    assert json.loads(floors.text(0)) == {"1": 1, "4": 4, "5": 5}
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.booleans()), max_size=60), st.integers(1, 4))
+def test_a_keys_floor_is_never_above_a_row_that_is_there(steps: list[tuple[int, bool, bool]], capacity: int) -> None:
+    """Rows come at rising positions and go in any order; answers are taken in late and in any order."""
+    floors, rows, answers, position = KeyFloors(capacity), {key: list[int]() for key in range(1, 5)}, list[dict[int, int]](), 0
+    for key, comes, late in steps:
+        position += 1
+        if comes:
+            rows[key].append(position)
+        elif rows[key]:
+            rows[key].pop(position % len(rows[key]))
+        answers.append({key: min(rows[key], default=position + 1)})
+        if not late:
+            floors.learn(answers.pop(position % len(answers)), 0)
+        for name, floor in json.loads(floors.text(0)).items():
+            assert floor <= min(rows[int(name)], default=position + 1)
+
+
+def test_a_floor_that_went_back_is_told_once() -> None:
+    floors: Floors = Floors([1, 2], UUID(int=0))
+    assert not floors.take_lowered()
+    floor = floors[1]
+    floor.value = 100
+    floor.observe(100, Snapshot(20, frozenset({15})), 0.0)
+    floor.observe(100, Snapshot(20, frozenset({15})), 2.0)  # set aside
+    assert not floors.take_lowered()
+    floor.observe(100, Snapshot(21, frozenset()), 2.1)
+    assert floors.take_lowered()
+    assert not floors.take_lowered()
+    floor.value = 100
+    floor.lower((50, UUID(int=1)))
+    assert floors.take_lowered()

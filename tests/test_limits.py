@@ -1,4 +1,4 @@
-"""Limits, weights and pauses as a user has them: over the API, with workers that run, none of them above the limit at any moment."""
+"""Limits, weights and pauses as a user has them: over the API, with workers that run, never above a limit at any moment."""
 
 import asyncio
 from collections import Counter
@@ -36,8 +36,9 @@ class Watcher:
     async def look(self) -> None:
         rows = await self.rows(RUNNING)
         self.looks += 1
-        found = Counter(("tenant", tenant) for tenant, _, _ in rows) + Counter(("task", task) for _, task, _ in rows)
-        found += Counter(("key", task, key) for _, task, key in rows if key is not None)
+        found: Counter[tuple[object, ...]] = Counter()
+        for tenant, task, key in rows:
+            found.update([("tenant", tenant), ("task", task), ("key", task, key)])
         for name, number in found.items():
             self.most[name] = max(self.most[name], number)
 
@@ -62,11 +63,16 @@ async def watched(watcher: Watcher) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-async def all_done(watcher: Watcher, number: int, state: str = "succeeded") -> None:
-    """Wait until so many jobs have ended, and nothing is left anywhere."""
+async def until(watcher: Watcher, rows: str, number: int) -> None:
+    """Wait until there are so many."""
     async with asyncio.timeout(PATIENCE):
-        while await watcher.rows(f"SELECT count(*) FROM aioqueue.outcome WHERE state = '{state}'") != [(number,)]:
-            await asyncio.sleep(0)
+        while await watcher.rows(f"SELECT count(*) FROM aioqueue.{rows}") != [(number,)]:
+            pass
+
+
+async def all_done(watcher: Watcher, number: int, state: str = "succeeded") -> None:
+    """Wait until so many jobs have ended."""
+    await until(watcher, f"outcome WHERE state = '{state}'", number)
 
 
 async def test_limits_hold_over_workers_and_nothing_stays_parked(make_app: MakeApp, watcher: Watcher) -> None:
@@ -92,8 +98,239 @@ async def test_limits_hold_over_workers_and_nothing_stays_parked(make_app: MakeA
         tenants = await app.list_tenants()
     assert watcher.most["tenant", "A"] <= 3
     assert watcher.most["task", "own"] <= 5
-    assert all(number <= (2 if name[1] == "own" else 1) for name, number in watcher.most.items() if name[0] == "key")
+    assert all(number <= (2 if name[1] == "own" else 1) for name, number in watcher.most.items() if name[0] == "key" and name[2])
     assert watcher.looks > 10 and watcher.most["tenant", "B"] > 0
     for table in ("live", "parked", "held", "scheduled"):
         assert await watcher.rows(f"SELECT count(*) FROM aioqueue.{table}") == [(0,)], table
     assert tenants == [TenantStatus(tenant="A", weight=1, max_running=3, paused=False, running=0, parked=0)]
+
+
+async def test_pause_and_resume_of_a_tenant_while_it_runs(make_app: MakeApp, watcher: Watcher) -> None:
+    app = make_app()
+    inside, goes_on = asyncio.Event(), asyncio.Event()
+
+    @app.task(name="hold")
+    async def hold() -> None:
+        inside.set()
+        await goes_on.wait()
+
+    async with app, app.worker(concurrency=5):
+        held = await hold.options(tenant="T").enqueue()
+        await inside.wait()
+        await app.set_tenant("T", paused=True)
+        waiting = [await app.get("add").options(tenant="T").enqueue(n) for n in range(3)]
+        others = await app.get("add").options(tenant="U").enqueue(5)
+        assert await others.result(PATIENCE) == 6
+        goes_on.set()
+        await held.result(PATIENCE)
+        assert [(await job.status()).state for job in waiting] == ["ready"] * 3
+        await app.set_tenant("T", paused=False)
+        assert [await job.result(PATIENCE) for job in waiting] == [1, 2, 3]
+        assert await app.list_tenants() == []
+
+
+async def test_pause_and_resume_of_a_queue_while_it_runs(make_app: MakeApp, watcher: Watcher) -> None:
+    app = make_app()
+    async with app:
+        await app.pause_queue("default")
+        jobs = [await app.get("add").enqueue(n) for n in range(3)]
+        async with app.worker(queues=["default", "other"]):
+            assert await (await app.get("add").options(queue="other").enqueue(1)).result(PATIENCE) == 2
+            assert [(await job.status()).state for job in jobs] == ["ready"] * 3
+            await app.resume_queue("default")
+            assert [await job.result(PATIENCE) for job in jobs] == [1, 2, 3]
+
+
+async def test_a_suspect_of_a_paused_queue_holds_up_nobody(make_app: MakeApp, watcher: Watcher, schema: str) -> None:
+    """A worker would stand still for one that is ready and may not be claimed."""
+    app = make_app()
+    async with app:
+        await app.pause_queue("slow")
+        await app.get("add").options(queue="slow").enqueue(1)
+        await watcher.rows("UPDATE aioqueue.live SET lane = aioqueue.lane('slow', 9) RETURNING 1")
+        async with app.worker(queues=["slow", "default"]):
+            for n in range(20):
+                assert await (await app.get("add").enqueue(n)).result(PATIENCE) == n + 1
+        assert await watcher.rows("SELECT attempt FROM aioqueue.live") == [(0,)]
+
+
+async def test_a_limit_is_lowered_below_what_runs_raised_and_removed(make_app: MakeApp, watcher: Watcher) -> None:
+    app = make_app()
+    running: set[int] = set()
+    release: dict[int, asyncio.Event] = {n: asyncio.Event() for n in range(20)}
+    started = asyncio.Condition()
+
+    @app.task(name="hold")
+    async def hold(n: int) -> None:
+        async with started:
+            running.add(n)
+            started.notify_all()
+        await release[n].wait()
+        running.discard(n)
+
+    async def runs(number: int) -> None:
+        async with asyncio.timeout(PATIENCE), started:
+            await started.wait_for(lambda: len(running) == number)
+
+    async with app, app.worker(concurrency=50):
+        jobs = [await hold.options(tenant="T").enqueue(n) for n in range(20)]
+        await runs(20)
+        for event in release.values():
+            event.set()
+        for job in jobs:
+            await job.result(PATIENCE)
+        for event in release.values():
+            event.clear()
+        await app.set_tenant("T", max_running=6)
+        jobs = [await hold.options(tenant="T").enqueue(n) for n in range(20)]
+        await runs(6)
+        await app.set_tenant("T", max_running=2)
+        for n in list(running)[:4]:
+            release[n].set()
+        await until(watcher, "live WHERE worker IS NOT NULL", 2)
+        release[next(iter(running))].set()
+        await watcher.look()
+        assert watcher.most["tenant", "T"] <= 2
+        await app.set_tenant("T", max_running=9)
+        await runs(9)
+        await app.set_tenant("T", max_running=None)
+        await runs(20 - 5)
+        for event in release.values():
+            event.set()
+        for job in jobs:
+            await job.result(PATIENCE)
+    assert await watcher.rows("SELECT count(*) FROM aioqueue.parked") == [(0,)]
+
+
+async def test_a_new_limit_counts_what_runs(make_app: MakeApp, watcher: Watcher) -> None:
+    app = make_app()
+    inside, goes_on = asyncio.Semaphore(0), asyncio.Event()
+
+    @app.task(name="hold")
+    async def hold() -> None:
+        inside.release()
+        await goes_on.wait()
+
+    async with app, app.worker(concurrency=5):
+        first = [await hold.options(tenant="T").enqueue() for _ in range(3)]
+        for _ in range(3):
+            await inside.acquire()
+        await app.set_tenant("T", max_running=3)
+        later = [await hold.options(tenant="T").enqueue() for _ in range(3)]
+        await (await app.get("add").enqueue(1)).result(PATIENCE)
+        assert inside.locked() and (await app.list_tenants())[0].running == 3
+        goes_on.set()
+        for job in first + later:
+            await job.result(PATIENCE)
+
+
+async def test_a_parked_job_is_cancelled_by_its_handle(make_app: MakeApp, watcher: Watcher) -> None:
+    app = make_app()
+    async with app:
+        await app.set_tenant("T", paused=True)
+        job = await app.get("add").options(tenant="T", key="k").enqueue(1)
+        async with app.worker():
+            await until(watcher, "parked", 1)
+            assert (await job.status()).state == "ready"
+            assert await job.cancel() == "cancelled"
+    assert await watcher.rows("SELECT count(*) FROM aioqueue.parked") == [(0,)]
+
+
+async def test_a_draining_worker_leaves_nothing_that_it_could_run(make_app: MakeApp, watcher: Watcher) -> None:
+    app = make_app()
+
+    @app.task(name="one", max_running=1)
+    async def one(n: int) -> int:
+        return n
+
+    async with app:
+        await one.enqueue_many([(n,) for n in range(30)])
+        async with app.worker(drain=True) as worker:
+            async with asyncio.timeout(PATIENCE):
+                await worker.wait()
+    assert await watcher.rows("SELECT count(*) FROM aioqueue.outcome") == [(30,)]
+
+
+async def test_jobs_of_one_key_under_a_tenant_at_its_limit_do_not_keep_its_others_waiting(
+    make_app: MakeApp, watcher: Watcher
+) -> None:
+    """Parked under the tenant, they find their key full when they are let go: as many others are tried instead, at once."""
+    app = make_app()
+    ended: list[str] = []
+    printing, others = asyncio.Event(), asyncio.Event()
+
+    @app.task(name="print", max_running_per_key=1)
+    async def print_(ctx: JobContext) -> None:
+        printing.set()
+        await others.wait()
+
+    @app.task(name="other")
+    async def other(n: int) -> None:
+        ended.append("other")
+        if len(ended) == 5:
+            others.set()
+
+    async with app:
+        await app.set_tenant("T", paused=True, max_running=2)
+        await print_.options(tenant="T", key="p").enqueue_many([()] * 40)
+        await other.options(tenant="T").enqueue_many([(n,) for n in range(5)])
+        async with app.worker(concurrency=10):
+            await until(watcher, "parked", 45)
+            await app.set_tenant("T", paused=False)
+            await printing.wait()
+            async with asyncio.timeout(PATIENCE):
+                await others.wait()
+            await all_done(watcher, 45)
+
+
+async def test_weights_share_a_queue(make_app: MakeApp, watcher: Watcher) -> None:
+    app = make_app()
+    order: list[str] = []
+
+    @app.task(name="note")
+    async def note(ctx: JobContext) -> None:
+        order.append(str(ctx.tenant))
+
+    async with app:
+        await note.options(tenant="a").enqueue_many([()] * 60)
+        await note.options(tenant="b").enqueue_many([()] * 60)
+        await app.set_tenant("a", weight=3)
+        async with app.worker(concurrency=1):
+            await all_done(watcher, 120)
+        assert [tenant.weight for tenant in await app.list_tenants()] == [3]
+    assert 27 <= order[:40].count("a") <= 33
+
+
+async def test_what_cannot_be_is_refused(make_app: MakeApp) -> None:
+    app = make_app()
+    async with app:
+        for options in (
+            {"weight": 0},
+            {"weight": "3"},
+            {"max_running": 0},
+            {"max_running": True},
+            {"paused": 1},
+            {"max_running": 1.5},
+        ):
+            with pytest.raises(InvalidOption, match=next(iter(options))):
+                await app.set_tenant("T", **options)
+        for name in ("", "x" * 201, None):
+            with pytest.raises(InvalidOption, match="tenant"):
+                await app.set_tenant(name, paused=True)  # type: ignore[arg-type]
+            with pytest.raises(InvalidOption, match="queue"):
+                await app.pause_queue(name)  # type: ignore[arg-type]
+        assert await app.list_tenants() == []
+    for wrong in (0, -1, 1.5, True, "3"):
+        for option in ("max_running", "max_running_per_key"):
+            with pytest.raises(TaskDefinitionError, match=option):
+                app.task(name="wrong", **{option: wrong})(test_what_cannot_be_is_refused)  # type: ignore[call-overload]
+    with pytest.raises(InvalidOption, match="key"):
+        app.get("add").options(key="")
+
+
+async def test_a_key_by_name_and_in_a_batch(make_app: MakeApp, watcher: Watcher) -> None:
+    app: AioQueue = make_app()
+    async with app:
+        await app.enqueue_by_name("add", {"a": 1}, key="by name")
+        await app.get("add").options(key="many").enqueue_many([(1,), (2,)])
+    assert await watcher.rows("SELECT key FROM aioqueue.job ORDER BY 1") == [("by name",), ("many",), ("many",)]
