@@ -45,6 +45,8 @@ class LaneFloor(Generic[T]):
     value: int = 0
     tie: T | None = None
     seen: int = 0
+    lowered: bool = False
+    """Whether it went back since this was last taken note of: a claim that found nothing has not looked there."""
     _waiting: deque[tuple[int, int]] = field(default_factory=deque)
     _armed: int | None = None
     _first: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class LaneFloor(Generic[T]):
     def reset(self) -> None:
         """Start from zero: the server was restarted or failed over, or the clock went back."""
         self.value, self.tie, self._armed, self.seen, self._reached = 0, None, None, 0, 0
+        self.lowered = True
         self._waiting.clear()
         self._first.clear()
         self._aside.clear()
@@ -113,10 +116,12 @@ class LaneFloor(Generic[T]):
         """A full look found a ready row below the floor: go back to it."""
         if first < self.start:  # T is ordered as PostgreSQL orders it
             self.value, self.tie = first
+            self.lowered = True
 
     def _rewind(self, value: int) -> None:
         if value < self.value:
             self.value, self.tie = value, None
+            self.lowered = True
             self._armed = None
             self._waiting.clear()
 
@@ -182,6 +187,13 @@ class Floors:
     def highest_claimed(self, lane: int) -> int:
         """Return the highest virtual time this process claimed in the lane."""
         return self._claimed[lane]
+
+    def take_lowered(self) -> bool:
+        """Whether the floor of a lane went back since the last call: the end of a long transaction may have left jobs there."""
+        lowered = [floor for floor in self._floors.values() if floor.lowered]
+        for floor in lowered:
+            floor.lowered = False
+        return bool(lowered)
 
     def begin_tick(self) -> None:
         """What is claimed from here on is the next tick's."""

@@ -7,6 +7,7 @@ really does is tested in tests/sql/test_tick.py.
 import json
 import random
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -361,7 +362,7 @@ def test_a_keys_floor_is_never_above_a_row_that_is_there(steps: list[tuple[int, 
 
 
 def test_a_floor_that_went_back_is_told_once() -> None:
-    floors: Floors = Floors([1, 2], UUID(int=0))
+    floors = Floors([1, 2], LOWEST_ID)
     assert not floors.take_lowered()
     floor = floors[1]
     floor.value = 100

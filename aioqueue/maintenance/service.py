@@ -37,6 +37,7 @@ class Maintenance:
         lease: LeaseSettings,
         worker: Callable[[], int],
         ready: Callable[[], None],
+        look: Callable[[], None],
         rescued: Callable[[], None],
         cancel: Callable[[Sequence[UUID]], None],
         restarted: Callable[[], None],
@@ -47,6 +48,7 @@ class Maintenance:
         self._lease = lease
         self._worker = worker
         self._ready = ready
+        self._look = look
         self._rescued = rescued
         self._cancel = cancel
         self._ticker = Ticker(database, store, floors, worker=worker, restarted=restarted)
@@ -96,6 +98,8 @@ class Maintenance:
     async def _once(self) -> float:
         """One round; returns the seconds until the next."""
         tick = await self._ticker.tick()
+        if self._floors.take_lowered():
+            self._look()  # every worker sees it by itself; its hint came when the floor still lay above
         if tick.cancelled:
             self._cancel(tick.cancelled)
         if tick.next_due is not None and tick.next_due <= tick.clock and await self._promoter.promote(self._ticker.due_from()):
