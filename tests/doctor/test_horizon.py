@@ -94,6 +94,23 @@ async def test_another_database_holds_nothing_here(look: Examine, vacuum: Held, 
         assert not await vacuum()
 
 
+async def test_a_vacuum_holds_nothing(look: Examine, vacuum: Held, database: Database, shop: Execute) -> None:
+    await shop("INSERT INTO shop.rubbish SELECT generate_series(1, 20000)")
+    async with connection(database.dsn("owner")) as conn:
+        await conn.execute("SET vacuum_cost_delay = '100ms'")
+        await conn.execute("SET vacuum_cost_limit = 1")
+        running = asyncio.create_task(conn.execute("VACUUM shop.rubbish"))
+        async with connection(database.dsn("superuser")) as watch, asyncio.timeout(PATIENCE):
+            query = "SELECT FROM pg_stat_progress_vacuum JOIN pg_stat_activity USING (pid) WHERE pid = %s AND backend_xmin IS NOT NULL"
+            while (await (await watch.execute(query, [conn.info.backend_pid])).fetchone()) is None:
+                assert not running.done()
+        for role in ("superuser", "worker"):
+            assert codes(await look(role)) == []
+        running.cancel()
+        with pytest.raises((asyncio.CancelledError, psycopg.errors.QueryCanceled)):
+            await running
+
+
 async def test_after_a_minute_it_is_a_warning(
     look: Examine, shop: Execute, boss: Execute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
