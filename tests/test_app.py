@@ -38,7 +38,7 @@ from aioqueue import (
 )
 from aioqueue.database import AllInUse
 from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, LeaseLost, ListenerConnected, WorkerStopped, WorkerStopping
-from aioqueue.job import NewJob, new_job_id
+from aioqueue.job import NewJob, lane, new_job_id
 from aioqueue.listen import Listener
 from aioqueue.pooler import sever
 from aioqueue.result import ResultReader
@@ -527,6 +527,20 @@ async def test_a_job_of_a_callers_transaction_starts_with_its_commit_and_without
         await app.get("add").enqueue(1)
         await seen.wait(JobRecorded)
         assert not seen.all(JobClaimed, job_id=job.id)
+        await conn.commit()
+        assert await job.result(30) == 2
+
+
+async def test_so_does_one_of_a_transaction_so_long_that_the_floor_has_passed_it(
+    make_app: MakeApp, conn: AsyncConnection[Any]
+) -> None:
+    app = make_app(worker=WorkerSettings(poll=3600, tick=0.25))
+    async with app, app.worker() as worker:
+        job = await app.get("add").options(on=conn).enqueue(1)
+        assert worker._worker is not None
+        floor = worker._worker._maintenance._floors[lane("default", 0)]
+        while not any(before < floor.value for before in floor._aside.values()):
+            await (await app.get("add").enqueue(1)).result(30)
         await conn.commit()
         assert await job.result(30) == 2
 
