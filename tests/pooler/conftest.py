@@ -13,7 +13,7 @@ from psycopg.rows import TupleRow
 
 from aioqueue import AioQueue
 from tests.kit import MakeApp, Seen
-from tests.pooler.pgbouncer import PROGRAM, PgBouncer, pgbouncer
+from benchmarks.pgbouncer import PROGRAM, PgBouncer, pgbouncer
 from tests.postgres import Database
 
 POOL_SIZE = 4

@@ -30,7 +30,7 @@ from aioqueue.settings import PoolSettings, WorkerSettings
 from aioqueue.store import Store
 from tests.flow.processes import ROOT, TABLES, Flow
 from tests.kit import PATIENCE, MakeApp, Seen, session, until
-from tests.pooler.pgbouncer import PROGRAM, PgBouncer, pgbouncer
+from benchmarks.pgbouncer import PROGRAM, PgBouncer, pgbouncer
 from tests.postgres import Database
 from tests.sql.engine import Session
 

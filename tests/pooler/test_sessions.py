@@ -10,7 +10,7 @@ from aioqueue import AioQueue, JobFailed, JobTransaction, Retry
 from aioqueue.settings import WorkerSettings
 from tests.kit import PATIENCE, MakeApp, session
 from tests.pooler.conftest import POOL_SIZE, ask_every_session, every_session, tell_every_session
-from tests.pooler.pgbouncer import PROGRAM, pgbouncer
+from benchmarks.pgbouncer import PROGRAM, pgbouncer
 from tests.postgres import Database
 from tests.sql.engine import Session
 

@@ -16,7 +16,7 @@ from aioqueue.pooler import SESSION, execute, through_pooler
 from aioqueue.settings import PoolSettings, WorkerSettings
 from tests.kit import PATIENCE, MakeApp, Seen, session, until
 from tests.pooler.conftest import POOL_SIZE, tell_every_session
-from tests.pooler.pgbouncer import PROGRAM, PgBouncer, pgbouncer
+from benchmarks.pgbouncer import PROGRAM, PgBouncer, pgbouncer
 from tests.postgres import Database as ServerDatabase
 
 pytestmark = pytest.mark.anyio

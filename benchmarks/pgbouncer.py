@@ -1,4 +1,4 @@
-"""A PgBouncer of one test, in front of the session's server: Debian's, on a socket of its own, gone at the end."""
+"""A PgBouncer in front of a server: Debian's, in transaction mode, on a socket of its own, gone at the end."""
 
 import contextlib
 import os
