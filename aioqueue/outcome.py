@@ -12,6 +12,8 @@ from enum import StrEnum
 
 MESSAGE_LIMIT = 4_000
 TRACEBACK_LIMIT = 16_000
+GROUP_WIDTH, GROUP_DEPTH = 5, 3
+"""Members of an exception group, and groups within groups, that a traceback shows."""
 
 
 class Reason(StrEnum):
@@ -74,6 +76,24 @@ def storable(text: str, limit: int) -> str:
     return f"{clean[:half]}\n… {len(clean) - 2 * half:,} characters left out …\n{clean[-half:]}"
 
 
+def _narrowed(error: BaseException, depth: int = GROUP_DEPTH) -> BaseException:
+    """Return the exception with the first few members of its groups: to look at a million of them would stop the loop."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    # What lies deeper than is shown may be anything.
+    few = [_narrowed(one, depth - 1) for one in error.exceptions[:GROUP_WIDTH]] if depth else [Exception()]
+    narrow = BaseExceptionGroup(error.message, few).with_traceback(error.__traceback__)
+    if depth:
+        narrow.__cause__ = error.__cause__ and _narrowed(error.__cause__, depth - 1)
+        narrow.__context__ = error.__context__ and _narrowed(error.__context__, depth - 1)
+        narrow.__suppress_context__ = error.__suppress_context__
+    for note in getattr(error, "__notes__", ()):
+        narrow.add_note(str(note))
+    if (more := len(error.exceptions) - len(few)) > 0:
+        narrow.add_note(f"… and {more:,} more exceptions")
+    return narrow
+
+
 @dataclass(frozen=True, slots=True)
 class ErrorText:
     """An exception as text that can always be stored."""
@@ -92,7 +112,7 @@ class ErrorText:
         text = None
         if with_traceback:
             try:
-                described = traceback.TracebackException.from_exception(error, limit=-40, max_group_width=5, max_group_depth=3)
+                described = traceback.TracebackException.from_exception(_narrowed(error), limit=-40, max_group_depth=GROUP_DEPTH)
                 text = storable("".join(described.format()), TRACEBACK_LIMIT)
             except BaseException as broken:
                 text = f"(its traceback could not be formatted: {type(broken).__name__})"

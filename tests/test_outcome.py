@@ -104,6 +104,34 @@ def test_wide_groups_and_endless_messages_are_bounded() -> None:
         assert len(text.traceback) <= TRACEBACK_LIMIT + 60
 
 
+def test_a_million_exceptions_are_described_by_the_first_few() -> None:
+    leaf = KeyError("leaf")
+    wide = ExceptionGroup("wide", [leaf] * 1000)
+    wide.add_note("a note")
+    text = ErrorText.of(ExceptionGroup("all", [ExceptionGroup("half", [wide] * 1000)] * 1000))
+    assert (text.type, text.message) == ("ExceptionGroup", "all (1000 sub-exceptions)")
+    assert text.traceback is not None
+    assert text.traceback.count("995 more exceptions") == 1 + 5 + 25
+    assert text.traceback.count("KeyError: 'leaf'") == 125
+    assert "a note" in text.traceback
+
+
+def test_the_group_that_an_error_came_from_is_shown_and_what_is_nested_too_deeply_is_not() -> None:
+    deep: Exception = ValueError("at the bottom")
+    for number in range(9):
+        deep = ExceptionGroup(f"level {number}", [deep])
+    try:
+        try:
+            raise deep
+        except ExceptionGroup as group:
+            raise RuntimeError("came of it") from group
+    except RuntimeError as error:
+        text = ErrorText.of(error)
+    assert text.traceback is not None
+    assert "direct cause" in text.traceback and "level 8" in text.traceback
+    assert "at the bottom" not in text.traceback
+
+
 def test_endless_recursion_is_described() -> None:
     def endless() -> None:
         endless()
