@@ -19,8 +19,8 @@ STAGES = ("storm", "engine")
 STORM_SECONDS = 60.0
 ENGINE_SECONDS = 20.0
 SABOTAGED_STORM = 20.0
-SABOTAGED_ENGINE = 10.0
-ROUNDS = 6
+SABOTAGED_ENGINE = 45.0
+ROUNDS = 3
 """Rounds in which a sabotage must be caught, each with the next seed."""
 DESCRIPTION = """\
 Everything that can go wrong, for as long as you like; then the books must balance. Stage storm (the default): worker and

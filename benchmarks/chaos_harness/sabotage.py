@@ -12,16 +12,16 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, LiteralString, cast
+from typing import Any, cast
 from uuid import UUID
 
-from psycopg import AsyncConnection, sql
+from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 
 from aioqueue import renew
 from aioqueue.floor import LaneFloor, Snapshot
-from aioqueue.sql import functions, place
-from aioqueue.transaction import OpenTransaction
+from aioqueue.open_transaction import OpenTransaction
+from aioqueue.sql import as_sql, functions
 
 Changes = tuple[tuple[str, str], ...]
 
@@ -92,7 +92,7 @@ SABOTAGES: dict[str, Sabotage] = {
                     "    PERFORM set_config('aioqueue_chaos.v', (SELECT jsonb_object_agg(x.lane, aioqueue.virtual_time(x.lane))"
                     " FROM (SELECT DISTINCT aioqueue.lane(e.v ->> 'queue', (e.v ->> 'priority')::integer) AS lane"
                     " FROM jsonb_array_elements(jobs) AS e (v)) x)::text, true);\n"
-                    "    PERFORM pg_sleep(0.8);\n    PERFORM pg_current_xact_id();\n",
+                    "    IF random() < 0.2 THEN PERFORM pg_sleep(1.5); END IF;\n    PERFORM pg_current_xact_id();\n",
                 ),
             ),
             "next_tag": (
@@ -118,7 +118,11 @@ SABOTAGES: dict[str, Sabotage] = {
             "tick": (
                 (_READ_V, ""),
                 ("    clock := clock_timestamp();\n", ""),
-                (" AS x), ',');\n", f" AS x), ',');\n    PERFORM pg_sleep(0.1);\n{_READ_V}    clock := clock_timestamp();\n"),
+                (
+                    " AS x), ',');\n",
+                    " AS x), ',');\n    IF random() < 0.2 THEN PERFORM pg_sleep(0.6); END IF;\n"
+                    f"{_READ_V}    clock := clock_timestamp();\n",
+                ),
             ),
         },
     ),
@@ -185,5 +189,4 @@ async def install(conn: AsyncConnection[TupleRow], schema: str, sabotage: Sabota
             if old not in text:
                 raise LookupError(f"{name}.sql no longer says {old!r}: bring the sabotage up to date")
             text = text.replace(old, new)
-        # The text is the package's own file with the changes above.
-        await conn.execute(sql.SQL(cast("LiteralString", place(text, schema))))
+        await conn.execute(as_sql(text, schema))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aioqueue.sql import functions
-from benchmarks.chaos_harness.command import ROUNDS
+from benchmarks.chaos_harness.command import ROUNDS, SABOTAGED_ENGINE
 from benchmarks.chaos_harness.engine.run import run as run_engine
 from benchmarks.chaos_harness.sabotage import PATCHES, SABOTAGES, Sabotage
 from benchmarks.chaos_harness.storm.model import KINDS, Storm
@@ -26,9 +26,9 @@ async def test_the_books_balance_after_some_seconds_of_the_engine_by_hand(migrat
 
 
 @pytest.mark.anyio
-async def test_floors_that_wait_for_nobody_are_caught(migrated: Database) -> None:
+async def test_an_enqueue_that_takes_its_xid_too_late_is_caught(migrated: Database) -> None:
     for seed in range(ROUNDS):
-        if (await run_engine(migrated.dsn("owner"), 4, seed, 4, 8, SABOTAGES["floor-wait"])).faults:
+        if (await run_engine(migrated.dsn("owner"), SABOTAGED_ENGINE, seed, 4, 8, SABOTAGES["xid-first"])).faults:
             return
     pytest.fail("not caught")
 

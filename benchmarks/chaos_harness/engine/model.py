@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, LiteralString, cast
+from typing import Any
 from uuid import UUID
 
 from psycopg import AsyncConnection, sql
@@ -19,7 +19,7 @@ from psycopg.rows import TupleRow
 from aioqueue.database import connection_string
 from aioqueue.floor import LaneFloor
 from aioqueue.job import SUSPECT, Claimed, lane
-from aioqueue.sql import place
+from aioqueue.sql import as_sql
 from aioqueue.store import Store
 
 QUEUES = ("mail", "reports", "webhooks")
@@ -76,7 +76,7 @@ class Chaos:
 
     def text(self, statement: str) -> sql.SQL:
         """Return a statement that says `aioqueue.` with the schema's name put in."""
-        return sql.SQL(cast("LiteralString", place(statement, self.store.schema)))
+        return as_sql(statement, self.store.schema)
 
     async def rows(self, conn: AsyncConnection[TupleRow], statement: str, *params: object) -> list[tuple[Any, ...]]:
         """Run a statement that says `aioqueue.`."""

@@ -133,6 +133,8 @@ class MortalWorker(ChaosWorker):
         limit = time.monotonic() + TAKEN_OVER
         while True:
             await asyncio.sleep(0.1)
+            if self._chaos.caught:
+                return
             ((running,),) = await self._chaos.rows(self.conn, "SELECT count(*) FROM aioqueue.live WHERE worker = %s", self.id)
             if not running and time.monotonic() > self._lease_end + 0.3:
                 break
