@@ -14,7 +14,7 @@ from psycopg.pq import TransactionStatus
 from .errors import TransactionViolation
 from .pooler import PoolConnection
 
-LEFT = "the task broke its transaction: it ended it by itself (COMMIT or ROLLBACK in SQL)"
+LEFT = "the task broke its transaction: it ended it by itself (COMMIT or ROLLBACK in SQL, PREPARE TRANSACTION)"
 
 
 class JobConnection(PoolConnection):

@@ -106,6 +106,11 @@ async def bad_statement(tx: JobTransaction) -> None:
     await tx.execute("SELECT 1 / 0")
 
 
+async def swallow(tx: JobTransaction) -> None:
+    with contextlib.suppress(psycopg.Error):
+        await tx.execute("SELECT 1 / 0")
+
+
 def statement(*texts: LiteralString) -> Misbehave:
     async def run(tx: JobTransaction) -> None:
         for text in texts:
@@ -152,6 +157,16 @@ async def deallocate(tx: JobTransaction) -> None:
     await tx.execute("DEALLOCATE ALL")
 
 
+async def error_in_savepoint(tx: JobTransaction) -> None:
+    await tx.execute("SAVEPOINT one")
+    await swallow(tx)
+    await tx.execute("ROLLBACK TO SAVEPOINT one")
+
+
+def _shadow_type(name: LiteralString) -> LiteralString:
+    return "CREATE TEMP TABLE " + name + " (id integer)"
+
+
 WELL_BEHAVED: dict[str, Misbehave] = {
     "nothing": nothing,
     "search_path": statement("SET search_path = shop, pg_temp"),
@@ -159,7 +174,24 @@ WELL_BEHAVED: dict[str, Misbehave] = {
     "a tenant for the session, the same": statement("SET app.tenant = 'before'"),
     "a temporary table": statement("CREATE TEMP TABLE left_behind AS SELECT body FROM shop.note"),
     "temporary tables that shadow ours": shadow,
+    "temporary tables that shadow types": statement(*map(_shadow_type, ("uuid", "text", "jsonb", "timestamptz", "int8", "bool"))),
+    "a temporary table full of rows": statement(
+        "CREATE TEMP TABLE rows ON COMMIT PRESERVE ROWS AS SELECT n, repeat('x', 100) FROM generate_series(1, 20000) n",
+        "CREATE INDEX ON rows (n)",
+    ),
+    "a temporary view and a sequence": statement(
+        "CREATE TEMP VIEW note AS SELECT 'a' AS tenant, 'planted' AS body",
+        "CREATE TEMP SEQUENCE s",
+        "SELECT nextval('pg_temp.s')",
+    ),
     "LISTEN": statement("LISTEN left_behind"),
+    "LISTEN and NOTIFY": statement("LISTEN left_behind", "NOTIFY left_behind, 'x'"),
+    "session characteristics": statement("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY, ISOLATION LEVEL SERIALIZABLE"),
+    "another encoding": statement("SET client_encoding = 'LATIN1'"),
+    "another syntax of strings": statement("SET standard_conforming_strings = off", "SET DateStyle = 'SQL, DMY'"),
+    "session authorization, the same": statement("SET SESSION AUTHORIZATION aioqueue_worker"),
+    "an error in a savepoint of SQL": error_in_savepoint,
+    "a savepoint left open": statement("SAVEPOINT one", "SAVEPOINT two"),
     "advisory locks": statement("SELECT pg_advisory_lock(1), pg_advisory_lock_shared(2)"),
     "a cursor with hold": leave_cursor,
     "PREPARE": statement("PREPARE left_behind AS SELECT body FROM shop.note"),
@@ -220,13 +252,14 @@ async def commit(tx: JobTransaction) -> None:
     await tx.execute("COMMIT")
 
 
+async def commit_in_pipeline(tx: JobTransaction) -> None:
+    async with tx.connection.pipeline():
+        await tx.execute("COMMIT")
+        await tx.execute("SELECT 1")
+
+
 async def enter_nested(tx: JobTransaction) -> None:
     await AsyncTransaction(tx.connection).__aenter__()
-
-
-async def swallow(tx: JobTransaction) -> None:
-    with contextlib.suppress(psycopg.Error):
-        await tx.execute("SELECT 1 / 0")
 
 
 async def open_pipeline(tx: JobTransaction) -> None:
@@ -248,6 +281,18 @@ async def unfinished_copy(tx: JobTransaction) -> None:
 VIOLATIONS: dict[str, tuple[Misbehave, str]] = {
     "COMMIT": (commit, "COMMIT or ROLLBACK"),
     "ROLLBACK": (statement("ROLLBACK"), "COMMIT or ROLLBACK"),
+    "END": (statement("END"), "COMMIT or ROLLBACK"),
+    "ABORT": (statement("ABORT"), "COMMIT or ROLLBACK"),
+    "ROLLBACK AND CHAIN": (statement("ROLLBACK AND CHAIN"), "COMMIT or ROLLBACK"),
+    "COMMIT in a pipeline": (commit_in_pipeline, "COMMIT or ROLLBACK"),
+    "a tenant set in a savepoint that is kept": (
+        statement("SAVEPOINT s", "SET LOCAL app.tenant = 'victim'", "RELEASE s"),
+        "app.tenant",
+    ),
+    "a tenant set by a function": (
+        statement("DO $$ BEGIN PERFORM set_config('app.tenant', 'victim', true); END $$"),
+        "app.tenant",
+    ),
     "COMMIT AND CHAIN": (statement("COMMIT AND CHAIN"), "COMMIT or ROLLBACK"),
     "COMMIT and BEGIN": (statement("COMMIT", "BEGIN"), "COMMIT or ROLLBACK"),
     "COMMIT; BEGIN": (statement("COMMIT; BEGIN"), "COMMIT or ROLLBACK"),
@@ -283,7 +328,7 @@ async def test_a_task_that_breaks_its_transaction_fails_with_what_it_did_and_har
     assert isinstance(outcome, Failed) and outcome.reason is Reason.VIOLATION, outcome
     assert said in outcome.error.message
     # What the task committed itself is its own doing; everything else is rolled back.
-    assert await notes(shop) == ([("before", "before")] if "COMMIT" in name else [])
+    assert await notes(shop) == ([("before", "before")] if "COMMIT" in name or name == "END" else [])
     await assert_clean(at, found)
 
 
@@ -309,6 +354,61 @@ async def test_a_task_that_breaks_its_transaction_and_then_raises_harms_nobody(a
         assert ("await misbehave(tx)" if seen_at_once else "mine") in (outcome.error.traceback or "")
     else:
         assert outcome.error.message == "mine"
+    await assert_clean(at, found)
+
+
+async def defer(tx: JobTransaction) -> None:
+    await tx.execute("INSERT INTO shop.child VALUES (404)")
+
+
+async def defer_and_set(tx: JobTransaction) -> None:
+    await tx.execute("SET CONSTRAINTS ALL DEFERRED")
+    await defer(tx)
+
+
+REFUSED_AT_THE_END: dict[str, tuple[Misbehave, str]] = {
+    "a deferred constraint": (defer, "violates foreign key"),
+    "a deferred constraint, SET CONSTRAINTS": (defer_and_set, "violates foreign key"),
+    "READ ONLY": (statement("SET TRANSACTION READ ONLY"), "read-only"),
+    "DISCARD ALL": (statement("DISCARD ALL"), "DISCARD ALL"),
+    "VACUUM": (statement("VACUUM shop.parent"), "VACUUM"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_AT_THE_END)
+async def test_what_the_server_refuses_fails_the_attempt_with_its_reason(at: Bench, shop: Session, name: str) -> None:
+    found = add_probe(at)
+    misbehave, said = REFUSED_AT_THE_END[name]
+
+    async def work(tx: JobTransaction) -> None:
+        await write(tx, "before")
+        await misbehave(tx)
+
+    at.tasks.task(name="work")(work)
+    await assert_clean(at, found)
+    outcome = await at.run("work", tenant="before")
+    assert isinstance(outcome, Failed) and outcome.delay is not None, outcome
+    assert said in outcome.error.message
+    assert await notes(shop) == []
+    await assert_clean(at, found)
+
+
+async def test_a_transaction_that_is_prepared_is_a_violation(at: Bench, shop: Session) -> None:
+    """It is out of aioqueue's hands then; the doctor shows those that are left."""
+    found = add_probe(at)
+
+    async def work(tx: JobTransaction) -> None:
+        await write(tx, "before")
+        await tx.execute("PREPARE TRANSACTION 'left behind'")
+
+    at.tasks.task(name="work")(work)
+    outcome = await at.run("work", tenant="before")
+    left = await shop.rows("SELECT gid FROM pg_prepared_xacts")
+    for (gid,) in left:
+        await shop.conn.execute(sql.SQL("ROLLBACK PREPARED {}").format(gid))
+    assert isinstance(outcome, Failed), outcome
+    said = "PREPARE TRANSACTION" if left else "prepared transactions are disabled"
+    assert said in outcome.error.message and (outcome.reason is Reason.VIOLATION) == bool(left)
     await assert_clean(at, found)
 
 
@@ -486,19 +586,42 @@ async def test_success_and_writes_commit_together(at: Bench, shop: Session) -> N
     assert await shop.rows("SELECT state, result FROM aioqueue.outcome WHERE job_id = %s", job.job_id) == [("succeeded", 7)]
 
 
-async def test_a_deferred_constraint_that_fails_at_commit_fails_the_attempt(at: Bench, shop: Session) -> None:
+async def test_a_deferred_constraint_that_fails_keeps_the_connection(at: Bench, shop: Session) -> None:
+    """It fails before COMMIT, where nothing is in doubt and nothing has to be read back."""
     found = add_probe(at)
 
     async def work(tx: JobTransaction) -> None:
         await write(tx, "one")
-        await tx.execute("INSERT INTO shop.child VALUES (404)")
+        await defer(tx)
 
     at.tasks.task(name="work")(work)
+    await assert_clean(at, found)
+    pid = found["pid"]
     outcome = await at.run("work", tenant="a")
-    assert isinstance(outcome, Failed) and outcome.delay is not None
-    assert "ForeignKeyViolation" in outcome.error.type
+    assert isinstance(outcome, Failed) and "ForeignKeyViolation" in outcome.error.type
     assert await notes(shop) == []
     await assert_clean(at, found)
+    assert found["pid"] == pid
+
+
+async def test_an_error_of_a_deferred_trigger_is_the_triggers(at: Bench, shop: Session) -> None:
+    """Not taken for a result that cannot be stored, nor for a role that may not end the transaction."""
+    await shop.conn.execute(
+        "CREATE FUNCTION shop.refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION USING ERRCODE = current_setting('shop.code'), MESSAGE = 'refused'; END $$;"
+        " CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON shop.parent DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION shop.refuse()"
+    )
+
+    async def work(tx: JobTransaction, code: str) -> None:
+        await tx.execute("SELECT set_config('shop.code', %s, true)", [code])
+        await tx.execute("INSERT INTO shop.parent VALUES (1)")
+
+    at.tasks.task(name="work")(work)
+    for code in ("22023", "42501", "P0001"):
+        outcome = await at.run("work", f'{{"code": "{code}"}}')
+        assert isinstance(outcome, Failed) and outcome.reason is Reason.ERROR, outcome
+        assert outcome.error.message.startswith("refused")
 
 
 async def test_a_late_run_s_transaction_rolls_back(at: Bench, shop: Session) -> None:

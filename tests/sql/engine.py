@@ -45,6 +45,8 @@ class Session:
 
     conn: AsyncConnection[Any]
     store: Store
+    user = ""
+    """The session's user when the job's transaction began."""
 
     @property
     def pid(self) -> int:
@@ -144,11 +146,15 @@ class Session:
 
     async def open_job(self, job: Claimed, setting: str = "app.tenant") -> None:
         """Begin the job's own transaction as the runtime does: tenant and marker set locally."""
+        self.user = self.conn.info.parameter_status("session_authorization") or ""
         await self.begin()
         await self.store.set_local(self.conn, {setting: job.tenant or "", "aioqueue_job.marker": "marker", "row_security": "on"})
 
     def _expected(self, job: Claimed) -> dict[str, str]:
-        return {"app.tenant": job.tenant or "", "aioqueue_job.marker": "marker", "row_security": "on", "role": "none"}
+        return {
+            "app.tenant": job.tenant or "", "aioqueue_job.marker": "marker", "row_security": "on", "role": "none",
+            "session_authorization": self.user,
+        }  # fmt: skip
 
     async def finish(self, job: Claimed, result: str = "null") -> None:
         await self.store.finish(self.conn, job, expected=self._expected(job), result=result)

@@ -15,6 +15,9 @@ pytestmark = pytest.mark.anyio
         ("COMMIT; BEGIN", "it ended the transaction that was opened for it"),
         ("SELECT set_config('app.tenant', 'U', true)", "it changed the setting app.tenant, which policies go by"),
         ("SET LOCAL ROLE aioqueue_worker", "it changed the role"),
+        ("SET SESSION AUTHORIZATION aioqueue_worker", "it changed the session's user"),
+        ("COMMIT; SET SESSION AUTHORIZATION aioqueue_worker; BEGIN", "it ended the transaction"),
+        ("SELECT set_config('app.tenant', 'U', true); SET LOCAL row_security = off", "it switched row_security off"),
         ("SET LOCAL row_security = off", "it switched row_security off"),
     ],
 )
