@@ -10,8 +10,10 @@ from psycopg import AsyncConnection
 
 from aioqueue import AioQueue, InvalidOption, JobContext, JobTransaction, TaskDefinitionError, TenantStatus
 from aioqueue.sql import as_sql
+from aioqueue.store import Store
 from tests.kit import MakeApp
 from tests.postgres import Database
+from tests.sql.engine import Session, entry
 
 pytestmark = pytest.mark.anyio
 PATIENCE = 60
@@ -334,3 +336,51 @@ async def test_a_key_by_name_and_in_a_batch(make_app: MakeApp, watcher: Watcher)
         await app.enqueue_by_name("add", {"a": 1}, key="by name")
         await app.get("add").options(key="many").enqueue_many([(1,), (2,)])
     assert await watcher.rows("SELECT key FROM aioqueue.job ORDER BY 1") == [("by name",), ("many",), ("many",)]
+
+
+async def test_what_a_process_that_died_has_left_is_swept_at_the_next_start(
+    make_app: MakeApp, watcher: Watcher, worker_dsn: str, schema: str
+) -> None:
+    app = make_app()
+    async with app, await AsyncConnection.connect(worker_dsn, autocommit=True) as conn:
+        await app.set_tenant("T", max_running=1)
+        jobs = await app.get("add").options(tenant="T").enqueue_many([(1,), (2,)])
+        gone = Session(conn, Store(schema))
+        worker = await gone.register()
+        (first,) = await gone.claim(worker)
+        await gone.record(worker, entry(first, r=7))
+        assert len(await gone.parked()) == 1
+        async with app.worker():
+            assert await jobs[1].result(PATIENCE) == 3
+
+
+async def test_virtual_time_goes_past_what_is_parked(make_app: MakeApp, watcher: Watcher) -> None:
+    """Otherwise no floor could, and each claim would walk over their dead rows."""
+    app = make_app()
+    async with app:
+        await app.set_tenant("T", paused=True)
+        await app.get("add").options(tenant="T").enqueue_many([(n,) for n in range(50)])
+        async with app.worker():
+            await until(watcher, "parked", 50)
+            async with asyncio.timeout(PATIENCE):
+                while await watcher.rows("SELECT aioqueue.virtual_time(aioqueue.lane('default', 0)) < 50000") == [(True,)]:
+                    pass
+            job = await app.get("add").options(tenant="U").enqueue(1)
+            assert await job.result(PATIENCE) == 2
+
+
+async def test_a_killed_workers_limit_is_free_after_its_lease(
+    make_app: MakeApp, watcher: Watcher, worker_dsn: str, schema: str
+) -> None:
+    app = make_app()
+    async with app, await AsyncConnection.connect(worker_dsn, autocommit=True) as conn:
+        await app.set_tenant("T", max_running=1)
+        jobs = await app.get("add").options(tenant="T").enqueue_many([(1,), (2,)])
+        gone = Session(conn, Store(schema))
+        assert len(await gone.claim(await gone.register())) == 1
+        async with watched(watcher), app.worker():
+            await (await app.get("add").enqueue(1)).result(PATIENCE)
+            await watcher.look()
+            await watcher.rows("UPDATE aioqueue.worker SET lease_until = '2020-01-01Z' WHERE host = 'host' RETURNING 1")
+            assert [await job.result(PATIENCE) for job in jobs] == [2, 3]
+    assert watcher.most["tenant", "T"] == 1

@@ -15,15 +15,22 @@ STANDS = (
 async def test_what_is_kept_stays(one: Session) -> None:
     key = limit_key("tenant", "T")
     changes = one.store.set_tenant
+    await changes(one.conn, "other", weight=9, max_running=99, paused=True)
+
+    async def stands() -> list[tuple[object, ...]]:
+        found = await one.rows(STANDS)
+        assert ("other", 9, 99, True) in found
+        return [row for row in found if row[0] != "other"]
+
     assert await changes(one.conn, "T", weight=3, keep=["max_running", "paused"]) == (True, key)
-    assert await one.rows(STANDS) == [("T", 3, None, None)]
+    assert await stands() == [("T", 3, None, None)]
     assert await changes(one.conn, "T", max_running=7, keep=["weight", "paused"]) == (False, key)
     assert await changes(one.conn, "T", paused=True, keep=["weight", "max_running"]) == (False, key)
-    assert await one.rows(STANDS) == [("T", 3, 7, True)]
+    assert await stands() == [("T", 3, 7, True)]
     assert await changes(one.conn, "T", weight=3, max_running=8, keep=["paused"]) == (False, key)
-    assert await one.rows(STANDS) == [("T", 3, 8, True)]
+    assert await stands() == [("T", 3, 8, True)]
     assert await changes(one.conn, "T") == (True, key)
-    assert await one.rows(STANDS) == []
+    assert await stands() == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ CREATE OR REPLACE FUNCTION aioqueue.set_tenant(
     p_tenant text, p_weight double precision, p_max_running integer, p_paused boolean, p_keep text[] DEFAULT '{}',
     OUT reweighed boolean, OUT key bigint
 ) LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
 DECLARE
     r aioqueue.limits; old double precision;
 BEGIN
@@ -19,7 +18,7 @@ BEGIN
     key := aioqueue.limit_key('tenant', p_tenant);
     -- One change of a tenant at a time: what is kept must be what stays.
     PERFORM pg_advisory_xact_lock(hashtextextended('aioqueue.set_tenant', key));
-    SELECT l.* INTO r FROM aioqueue.limits l WHERE l.key = key;
+    SELECT l.* INTO r FROM aioqueue.limits l WHERE l.kind = 'tenant' AND l.name = p_tenant;
     SELECT t.weight INTO old FROM aioqueue.tenant t WHERE t.name = p_tenant;
     PERFORM aioqueue.set_limit(
         'tenant', p_tenant, CASE WHEN 'max_running' = ANY (p_keep) THEN r.max_running ELSE p_max_running END,
