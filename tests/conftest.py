@@ -30,6 +30,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--schema", default="aioqueue", help="the schema of aioqueue's tables (aioqueue)")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        programs(int(str(config.getoption("postgres"))))
+    except VersionMissing as error:
+        raise pytest.UsageError(str(error)) from None
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"PostgreSQL {config.getoption('postgres')}, schema {config.getoption('schema')}"
 
@@ -59,12 +66,7 @@ def schema(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of the wanted version, in a directory of its own, gone at the end."""
-    version = int(str(request.config.getoption("postgres")))
-    try:
-        programs(version)
-    except VersionMissing as error:
-        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
-    with Server(version) as running:
+    with Server(int(str(request.config.getoption("postgres")))) as running:
         yield running
 
 
