@@ -67,6 +67,9 @@ async def test_a_loop_that_is_blocked_for_several_leases_keeps_its_jobs(flow: Fl
     jobs += await flow.enqueue("hold")
     await flow.until_started(2)
     jobs += await flow.enqueue("block", payload='{"seconds": 4}')
+    # What `health` and `status` say of it.
+    said = "%the event loop is blocked at %/tests/flow/tasks.py:% in block%"
+    await flow.until("EXISTS (SELECT FROM aioqueue.worker WHERE pid = %s AND problems::text LIKE %s)", blocked.pid, said)
     await flow.until("EXISTS (SELECT FROM flow.note WHERE job_id = %s AND what = 'end')", jobs[-1], alive=blocked)
     await flow.open_gate()
     await flow.until_ended(jobs)

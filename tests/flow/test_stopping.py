@@ -55,3 +55,14 @@ async def test_a_second_sigterm_hands_back_what_runs_spared(flow: Flow) -> None:
     await flow.start()
     await flow.until_ended([job])
     assert await flow.outcomes() == {job: ("succeeded", 2)}
+
+
+async def test_a_cancel_reaches_a_job_while_its_worker_drains(flow: Flow) -> None:
+    worker = await flow.start()
+    (job,) = await flow.enqueue("for_ever")
+    await flow.until_started(1)
+    worker.signal(signal.SIGTERM)
+    await worker.logged("SIGTERM: claiming nothing more")
+    await flow.command("job", "cancel", str(job))
+    assert await worker.ended() == 0
+    assert await flow.outcomes() == {job: ("cancelled", 1)}
