@@ -13,8 +13,10 @@ from aioqueue.contrib.fastapi import EVERY_TENANT, jobs_router, lifespan
 
 VERSION = int(os.environ.get("WEB_VERSION", "1"))
 
+LEASE = float(os.environ.get("WEB_LEASE", "30"))
+
 app = AioQueue(
-    os.environ["AIOQUEUE_DSN"], schema=os.environ["AIOQUEUE_SCHEMA"], lease=LeaseSettings(lease=1.5, rescue_interval=0.2)
+    os.environ["AIOQUEUE_DSN"], schema=os.environ["AIOQUEUE_SCHEMA"], lease=LeaseSettings(lease=LEASE, rescue_interval=0.2)
 )
 started = asyncio.Event()
 
