@@ -20,7 +20,7 @@ from tests.kit import PATIENCE, Seen, session, until
 from tests.postgres import Database
 from tests.sql.engine import Session
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 OPEN_FILES = Path("/proc/self/fd")
 

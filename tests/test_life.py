@@ -862,6 +862,7 @@ SABOTAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SABOTAGE)
 def test_sabotaged_the_walk_falls(land: Land, name: str) -> None:
