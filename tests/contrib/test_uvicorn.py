@@ -110,7 +110,7 @@ async def test_a_job_of_a_server_that_was_killed_ends_with_one_result_after_the_
 
 
 async def test_several_processes_share_the_jobs_and_leave_no_worker_behind(serve: Serve, boss: Session) -> None:
-    async with serve("--workers", "2") as served:
+    async with serve("--workers", "2", "--timeout-worker-healthcheck", "60") as served:
         await until(boss, LIVE, 2)
         pids = {pid for (pid,) in await boss.rows("SELECT pid FROM aioqueue.worker WHERE NOT dead")}
         job_ids = [await served.answer("/process", method="POST") for _ in range(20)]
