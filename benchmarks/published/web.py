@@ -14,7 +14,7 @@ from aioqueue.contrib.fastapi import lifespan
 SECONDS = 1.5
 DSN = os.environ["AIOQUEUE_DSN"]
 app = AioQueue(DSN, lease=LeaseSettings(lease=2.0), worker=WorkerSettings(poll=0.1))
-web = FastAPI(lifespan=lifespan(app, worker=True))
+web = FastAPI(lifespan=lifespan(app))
 
 
 async def convert(document: str) -> None:
