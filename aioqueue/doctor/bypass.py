@@ -9,14 +9,14 @@ from .examination import Examination, quoted
 BYPASS = Kind(
     "role-bypasses-rls",
     Severity.ERROR,
-    "row-level security does not hold for superusers and roles with BYPASSRLS: each of their jobs sees every tenant's rows",
+    "row-level security does not hold for superusers and roles with BYPASSRLS: each of their jobs sees every tenant's rows. "
+    "It is advice where no table has a tenant's policy yet",
 )
 
 
 async def look(examination: Examination) -> list[Finding]:
-    """Find superusers, BYPASSRLS and members of such among the roles that run jobs, where there is something to keep apart."""
-    if not examination.tables and not examination.strict:
-        return []
+    """Find superusers, BYPASSRLS and members of such among the roles that run jobs."""
+    severity = None if examination.tables or examination.strict else Severity.ADVICE
     own = "or run workers as a role of their own (python -m aioqueue migrate --grants ROLE)"
     found = []
     for row in await examination.rows("bypass"):
@@ -28,5 +28,5 @@ async def look(examination: Examination) -> list[Finding]:
             what, fix = f"role {role} is a superuser", f"ALTER ROLE {name} NOSUPERUSER;"
         else:
             what, fix = f"role {role} has BYPASSRLS", f"ALTER ROLE {name} NOBYPASSRLS;"
-        found.append(BYPASS.found(what, fix=f"{fix} {own}"))
+        found.append(BYPASS.found(what, fix=f"{fix} {own}", severity=severity))
     return found

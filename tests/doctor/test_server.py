@@ -1,13 +1,16 @@
 """Faults of the server and of the way to it: settings, notifications, clocks, a pooler."""
 
+import asyncio
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import AsyncConnection
 
 from aioqueue.doctor import clock, notifications
 from aioqueue.finding import Severity
-from tests.doctor.conftest import Examine, Execute, codes
+from tests.doctor.conftest import Examine, Execute, codes, connection
+from tests.kit import PATIENCE
 from tests.postgres import Database
 
 pytestmark = pytest.mark.anyio
@@ -41,10 +44,38 @@ async def test_a_listener_that_cannot_connect(look: Examine) -> None:
     assert (finding.code, "nobody can listen" in finding.what) == ("notify-lost", True)
 
 
-async def test_commits_that_wait_for_each_other(look: Examine, boss: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A NOTIFY whose commit is stopped by a deferred constraint's trigger makes every other wait."""
-    monkeypatch.setattr(notifications, "TOLERATED", 0.0)
-    assert codes(await look()) == ["notify-slow"]
+async def test_commits_that_wait_for_each_other(look: Examine, boss: Execute, database: Database) -> None:
+    """A commit with a NOTIFY that does not end, for want of a synchronous standby, holds up every other NOTIFY."""
+    await boss("ALTER SYSTEM SET synchronous_standby_names = 'nobody'", "SELECT pg_reload_conf()")
+    try:
+        async with connection(database.dsn("owner")) as stuck, connection(database.dsn("superuser")) as watch:
+            await stuck.execute("SET synchronous_commit = on")
+            while True:  # until the server has read its configuration anew
+                held = asyncio.create_task(stuck.execute("INSERT INTO shop.colours VALUES ('red'); NOTIFY anything"))
+                waits = f"SELECT FROM pg_stat_activity WHERE pid = {stuck.info.backend_pid} AND wait_event = 'SyncRep'"
+                if await until(watch, waits, held):
+                    break
+            looking = asyncio.ensure_future(look())
+            await until(
+                watch,
+                "SELECT FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE NOT granted AND locktype = 'object'"
+                " AND clock_timestamp() - query_start > interval '0.6 s'",
+            )
+            held.cancel()
+            with pytest.raises((asyncio.CancelledError, psycopg.Error)):
+                await held
+            assert codes(await looking) == ["notify-slow", "horizon-held"], "it has written, too"
+    finally:
+        await boss("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+
+
+async def until(conn: AsyncConnection[Any], query: str, unless: asyncio.Task[Any] | None = None) -> bool:
+    """Wait until a query gives a row; False: the task has ended before."""
+    async with asyncio.timeout(PATIENCE):
+        while await (await conn.execute(query.encode())).fetchone() is None:
+            if unless is not None and unless.done():
+                return False
+    return True
 
 
 async def test_a_queue_that_does_not_drain(
