@@ -143,13 +143,15 @@ async def enqueue_small(loop: Loop, tenants: int, each: int) -> None:
         )
 
 
-async def at_once(loop: Loop, connections: int, rounds: int) -> None:
-    """Connections of the big tenant that each enqueue a job in a transaction, all of them open at the same time."""
+async def at_once(loop: Loop, connections: int, rounds: int, each: int) -> None:
+    """Connections of the big tenant that each enqueue jobs in a transaction, all of them open at the same time."""
+    jobs = json.dumps([{"task": "t", "tenant": "big"}] * each)
+    call = as_sql(f"SELECT count(*) FROM aioqueue.enqueue_many('{jobs}')", SCHEMA)
     dsn = f"{loop.conn.info.dsn} password={loop.conn.info.password}"
     async with contextlib.AsyncExitStack() as stack:
         conns = [await stack.enter_async_context(await AsyncConnection.connect(dsn, autocommit=True)) for _ in range(connections)]
         for _ in range(rounds):
-            for statement in ("BEGIN", as_sql("SELECT aioqueue.enqueue('t', tenant => 'big')", SCHEMA), "COMMIT"):
+            for statement in ("BEGIN", call, "COMMIT"):
                 await asyncio.gather(*(conn.execute(statement) for conn in conns))
 
 
@@ -209,7 +211,7 @@ async def measure_order(server: kit.Server, result: Result, name: str, tenants: 
         if each == 10:
             if "without" in name:
                 await one.rows(functions()["next_tag"].replace(*NO_CURE))
-            await at_once(one, 40, 25)
+            await (at_once(one, 40, 1, 25) if "25 jobs" in name else at_once(one, 40, 25, 1))
         else:
             await enqueue(one, "big", big)
         await enqueue_small(one, tenants, each)
@@ -339,6 +341,7 @@ ORDERS = (
     "weight 3 for the big one",
     "limit of 5 for the big one",
     "40 connections at once",
+    "40 connections at once, 25 jobs each",
     "40 connections at once, without the cure",
 )
 

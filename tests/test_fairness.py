@@ -28,7 +28,16 @@ def bench(server: Server) -> Iterator[kit.Server]:
     made.close()
 
 
-@pytest.mark.parametrize("name", ["fair", "weight 3 for the big one", "limit of 5 for the big one", "40 connections at once"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fair",
+        "weight 3 for the big one",
+        "limit of 5 for the big one",
+        "40 connections at once",
+        "40 connections at once, 25 jobs each",
+    ],
+)
 def test_a_small_tenant_waits_behind_one_job_of_each_other(bench: kit.Server, name: str) -> None:
     result = Result()
     asyncio.run(measure_order(bench, result, name, 40, 1_000))

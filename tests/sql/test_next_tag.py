@@ -31,6 +31,20 @@ async def test_ten_open_transactions_of_one_tenant_do_not_tie(boss: Session, con
     assert await tags(boss) == [1_000 * n for n in range(1, 11)]
 
 
+async def test_open_batches_of_one_tenant_do_not_overlap(boss: Session, connect: Connect) -> None:
+    """Nor do their weights matter; batches of another size may tie, one of each power of two."""
+    await boss.limit("T", None, weight=2)
+    sessions = [await connect("client") for _ in range(6)]
+    for session in sessions:
+        await session.begin()
+        await session.enqueue(25, tenant="T")
+    await boss.enqueue(3, tenant="T")
+    for session in sessions:
+        await session.commit()
+    found = await tags(boss)
+    assert len(found) == 153 and len(set(found)) == 150 and max(found) <= 500 * 6 * 32
+
+
 async def test_one_transaction_takes_its_lock_once_per_tenant(boss: Session, one: Session, two: Session) -> None:
     await one.begin()
     for _ in range(5):
