@@ -48,6 +48,8 @@ class Sabotage:
     changes: Mapping[str, Changes] = field(default_factory=dict)
     floor: type[LaneFloor[UUID]] = LaneFloor
     patch: str = ""
+    narrow: bool = False
+    """Whether the engine shows it best with one lane."""
     kinds: frozenset[str] | None = None
     """The faults under which a storm of real processes shows it; None: the engine driven by hand shows it."""
 
@@ -103,6 +105,7 @@ SABOTAGES: dict[str, Sabotage] = {
                 ),
             ),
         },
+        narrow=True,
     ),
     "claim-lock": Sabotage(
         "a claim locks its own worker's row",
@@ -125,6 +128,7 @@ SABOTAGES: dict[str, Sabotage] = {
                 ),
             ),
         },
+        narrow=True,
     ),
     "new-position": Sabotage(
         "whatever makes a job ready again gives it a new position",
@@ -144,8 +148,8 @@ SABOTAGES: dict[str, Sabotage] = {
         "nobody is taken for dead before the lease ends",
         {"rescue": (("k.lease_until < clock_timestamp()", "k.lease_until < clock_timestamp() + interval '1.1 s'"),)},
     ),
-    "floor-wait": Sabotage("a floor waits for every transaction that was running", floor=NeverWaits),
-    "floor-rewind": Sabotage("a floor goes back when a transaction that was set aside ends", floor=NeverRewinds),
+    "floor-wait": Sabotage("a floor waits for every transaction that was running", floor=NeverWaits, narrow=True),
+    "floor-rewind": Sabotage("a floor goes back when a transaction that was set aside ends", floor=NeverRewinds, narrow=True),
     "identity": Sabotage(
         "a worker's identity is a random number of its own",
         {

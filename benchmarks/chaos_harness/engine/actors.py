@@ -13,7 +13,7 @@ from psycopg.rows import TupleRow
 
 from aioqueue.job import JobState, NewJob, new_job_id
 
-from .model import PRIORITIES, QUEUES, Chaos
+from .model import Chaos
 
 BURSTS = (1, 1, 2, 2, 25)
 TENANTS = 40
@@ -32,7 +32,7 @@ class Enqueuer:
     def __init__(self, chaos: Chaos, number: int, rate: float) -> None:
         self._chaos = chaos
         self._random = random.Random(f"{chaos.seed} enqueuer {number}")
-        self._rate = rate
+        self._rate = rate / 4 if chaos.narrow else rate
 
     async def run(self) -> None:
         """Enqueue until the run's time is over."""
@@ -49,6 +49,8 @@ class Enqueuer:
 
     def _late(self) -> float:
         dice = self._random.random()
+        if self._chaos.narrow and dice < 0.5:
+            return self._random.uniform(0.3, 2)
         if dice < 0.80:
             return 0.0
         if dice < 0.95:
@@ -62,8 +64,8 @@ class Enqueuer:
             id=new_job_id(),
             task="chaos",
             payload="{}",
-            queue=dice.choice(QUEUES),
-            priority=dice.choice(PRIORITIES),
+            queue=dice.choice(self._chaos.queues),
+            priority=dice.choice(self._chaos.priorities),
             tenant=tenant,
             max_attempts=dice.choice((3, 5, 10)),
             delay=dice.random() if dice.random() < 0.1 else None,
@@ -113,7 +115,7 @@ class Enqueuer:
             chaos.counts["committed late"] += len(known)
 
     async def _enqueue(self, conn: AsyncConnection[TupleRow], known: dict[UUID, float]) -> None:
-        jobs = [self._job() for _ in range(self._random.choice(BURSTS))]
+        jobs = [self._job() for _ in range(self._random.choice(BURSTS[:2] if self._chaos.narrow else BURSTS))]
         await self._chaos.store.enqueue_many(conn, jobs)
         now = time.time()
         known.update((job.id, now + (job.delay or 0.0)) for job in jobs)

@@ -37,6 +37,8 @@ class Chaos:
     seconds: float
     seed: int
     floor: type[LaneFloor[UUID]]
+    narrow: bool = False
+    """One lane, few jobs and many late commits: a floor that is wrong is passed by somebody at once, on any machine."""
     sabotaged: bool = False
     """Something is broken on purpose: the first thing found wrong is enough."""
     committed: set[UUID] = field(default_factory=set)
@@ -62,10 +64,22 @@ class Chaos:
         return self.sabotaged and bool(self.faults)
 
     @property
+    def queues(self) -> Sequence[str]:
+        """Where jobs go."""
+        return QUEUES[:1] if self.narrow else QUEUES
+
+    @property
+    def priorities(self) -> Sequence[int]:
+        """Which they have."""
+        return PRIORITIES[:1] if self.narrow else PRIORITIES
+
+    @property
     def lanes(self) -> list[tuple[int, int]]:
         """(lane, priority) of every queue, the suspects' first, then highest priority first."""
         return [
-            (lane(queue, priority), priority) for priority in (SUSPECT, *sorted(PRIORITIES, reverse=True)) for queue in QUEUES
+            (lane(queue, priority), priority)
+            for priority in (SUSPECT, *sorted(self.priorities, reverse=True))
+            for queue in self.queues
         ]
 
     async def connect(self) -> AsyncConnection[TupleRow]:

@@ -62,7 +62,7 @@ async def run(dsn: str, seconds: float, seed: int, workers: int, rate: float, sa
     """One run; its faults are empty when every check held. With a sabotage it ends at the first."""
     broken = sabotage or Sabotage("nothing")
     async with scratch(dsn) as store:
-        chaos = Chaos(dsn, store, seconds, seed, broken.floor, sabotaged=sabotage is not None)
+        chaos = Chaos(dsn, store, seconds, seed, broken.floor, narrow=broken.narrow, sabotaged=sabotage is not None)
         async with await chaos.connect() as watcher, await chaos.connect() as holder:
             await install(watcher, store.schema, broken)
             await holder.execute("SET idle_in_transaction_session_timeout = 0")
