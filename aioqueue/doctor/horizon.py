@@ -11,8 +11,8 @@ from .examination import Examination, spell
 HELD = Kind(
     "horizon-held",
     Severity.WARNING,
-    "while anybody may still need them, dead rows cannot be removed: tables grow, and every scan walks over them. Claims do not "
-    "slow down, but all else in the database does. It is advice for the first minute, and 100,000 transactions",
+    "while anybody may still need them, dead rows cannot be removed: tables grow, and other scans walk over them. Claims do not "
+    "slow down under it. It is advice for the first minute, and 100,000 transactions",
 )
 LONG_SECONDS = 60.0
 FAR_BACK = 100_000

@@ -23,6 +23,11 @@ MANY = 100_000
 async def look(examination: Examination) -> list[Finding]:
     """Find tables that are not vacuumed, or too late."""
     rows = await examination.rows("vacuum")
+    examination.facts["dead_rows"] = {
+        row["table"]: {"dead": row["dead"], "living": row["living"], "vacuumed_seconds_ago": row["seconds"]}
+        for row in rows
+        if row["dead"]
+    }
     found = []
     if rows and not rows[0]["server"]:
         fix = "ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf();"

@@ -183,8 +183,10 @@ async def test_dead_rows_that_nobody_removes(look: Examine, shop: Execute, own: 
         f"DELETE FROM {own('cancel')}",
         "SELECT pg_stat_force_next_flush()",
     )
-    (finding,) = (await look()).findings
+    report = await look()
+    (finding,) = report.findings
     assert (finding.code, "501 dead rows and 0 living" in finding.what) == ("dead-rows", True)
+    assert [table["dead"] for name, table in report.facts["dead_rows"].items() if name.endswith(".cancel")] == [501]
     assert "vacuumed" in finding.what
     await shop(f"VACUUM {own('cancel')}", "SELECT pg_stat_force_next_flush()")
     assert codes(await look()) == []
