@@ -350,6 +350,13 @@ async def test_a_job_is_followed_to_its_end(app: AioQueue, seen: Seen) -> None:
         assert (again.status_code, again.content) == (204, b"")
 
 
+def test_the_routes_are_described(make_app: MakeApp) -> None:
+    paths = web_of(make_app(), prefix="/tasks").openapi()["paths"]
+    assert {path: set(methods) for path, methods in paths.items()} == {
+        "/tasks/{job_id}": {"get", "delete"}, "/tasks/{job_id}/events": {"get"},
+    }  # fmt: skip
+
+
 async def test_followers_of_a_closing_app_are_let_go(make_app: MakeApp) -> None:
     app = make_app()
     await app.open()
