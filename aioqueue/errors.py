@@ -55,7 +55,7 @@ class UnsafeDatabase(AioQueueError):
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = tuple(findings)
         lines = "".join(f"\n- {finding}" for finding in self.findings)
-        super().__init__(f"the worker does not start, since the database would not keep its jobs, or their tenants, apart:{lines}")
+        super().__init__(f"the worker does not start: the database would not keep tenants apart, or hides the queue:{lines}")
 
 
 class TaskDefinitionError(AioQueueError, TypeError):
