@@ -95,7 +95,9 @@ def _batches(keys: Sequence[_Key]) -> Iterator[list[_Key]]:
 class ResultReader:
     """Answers `Job.result` and `Job.status`. Everything is to be called from the loop's thread."""
 
-    def __init__(self, database: Database, store: Store, listener: Listener, notifier: Notifier, *, poll: float, keep: float) -> None:
+    def __init__(
+        self, database: Database, store: Store, listener: Listener, notifier: Notifier, *, poll: float, keep: float
+    ) -> None:
         self._database = database
         self._store = store
         self._listener = listener

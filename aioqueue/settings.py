@@ -237,7 +237,7 @@ class RetentionSettings:
 
     @property
     def width(self) -> float:
-        """Seconds of id time in one partition: about seven while a success is kept, so about ten exist (ENGINE: 30 cost nothing)."""
+        """Seconds of id time in one partition: a seventh of what a success is kept, so about ten exist (30 cost nothing)."""
         return max(1.0, self.succeeded_seconds / 7)
 
 

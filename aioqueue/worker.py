@@ -171,7 +171,7 @@ class Worker:
             lease=settings.lease,
             worker=lambda: self.heartbeat.worker,
             ready=self._ready,
-            look=lambda: self._claimer.wake(),
+            look=self._look,
             rescued=self._rescued,
             cancel=self._cancel,
             restarted=self.heartbeat.prove,
@@ -320,6 +320,9 @@ class Worker:
     def _wake(self) -> None:
         self._claimer.wake()
         self._maintenance.wake()
+
+    def _look(self) -> None:
+        self._claimer.wake()
 
     def _ready(self) -> None:
         self._claimer.wake()

@@ -20,6 +20,7 @@ from aioqueue.events import (
     JobLost,
     JobRecorded,
     JobsPromoted,
+    JobsPruned,
     JobsRescued,
     LeaseLost,
     ListenerConnected,
@@ -136,6 +137,8 @@ def describe(event: Event) -> tuple[int, str]:
             return logging.WARNING, f"took over {event.count} jobs of dead worker {event.worker}"
         case JobsPromoted():
             return logging.DEBUG, f"{event.count} scheduled jobs fell due"
+        case JobsPruned():
+            return logging.INFO, f"deleted {event.count} jobs that ended longer ago than they are kept"
         case DatabaseLost():
             return logging.WARNING, f"the {event.loop} cannot reach the database: {event.error}"
         case DatabaseRecovered():
