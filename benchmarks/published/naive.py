@@ -17,7 +17,8 @@ from psycopg import AsyncConnection
 CRASH = "crash"
 TAKE = "SELECT id, work FROM naive.job WHERE state = 'queued' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED"
 CLAIM = """
-UPDATE naive.job SET state = 'running', attempts = attempts + 1, worker = %(worker)s, lease_until = now() + %(lease)s * interval '1 s'
+UPDATE naive.job
+   SET state = 'running', attempts = attempts + 1, worker = %(worker)s, lease_until = now() + %(lease)s * interval '1 s'
  WHERE id = (SELECT id FROM naive.job WHERE (state = 'queued' OR (state = 'running' AND lease_until < now())) AND attempts < 3
               ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
 RETURNING id, work"""

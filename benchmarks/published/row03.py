@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import psycopg
 
 from aioqueue import AioQueue, JobFailed, JobTransaction, Retry, WorkerSettings
@@ -64,7 +66,7 @@ async def _ours(place: Place, verdict: Verdict) -> None:
                 [fails.id],
             )
         ).fetchall()
-    pauses = [(after[2] - before[3]).total_seconds() for before, after in zip(rows, rows[1:], strict=False)]
+    pauses = [(after[2] - before[3]).total_seconds() for before, after in pairwise(rows)]
     verdict.promise(
         str(status.state) == "dead" and status.attempt == 5, f"dead after 5 attempts: {status.state}, {status.attempt}"
     )

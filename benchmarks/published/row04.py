@@ -64,8 +64,8 @@ async def _ours(place: Place, started: Processes, verdict: Verdict) -> None:
         row = await (await boss.execute("SELECT state, attempt FROM aioqueue.outcome WHERE job_id = %s", [job.id])).fetchone()
         reasons = "SELECT array_agg(reason ORDER BY attempt) FROM aioqueue.attempt WHERE job_id = %s"
         found = await value(boss, reasons, job.id)
-        last = "SELECT extract(epoch FROM o.finished_at - max(t.at))::float FROM aioqueue.outcome o, naive.trace t WHERE o.job_id = %s"
-        late = await value(boss, last + " AND t.job = o.job_id::text GROUP BY o.finished_at", job.id)
+        last = "SELECT extract(epoch FROM o.finished_at - max(t.at))::float FROM aioqueue.outcome o, naive.trace t"
+        late = await value(boss, last + " WHERE o.job_id = %s AND t.job = o.job_id::text GROUP BY o.finished_at", job.id)
         ids = [other.id for other in others]
         ended = "SELECT count(*) = %s FROM aioqueue.outcome WHERE job_id = ANY (%s) AND state = 'succeeded'"
         lived = await until(lambda: value(boss, ended, len(ids), ids))
@@ -75,4 +75,6 @@ async def _ours(place: Place, started: Processes, verdict: Verdict) -> None:
     verdict.promise(lived, "the others go on")
     # Seen dead when the lease has ended, found by the next look, which a loaded machine may delay.
     verdict.promise(late is not None and late < 3 * lease + 3, f"marked within a lease and a look: {late}")
-    verdict.ours = f"{killed} crashes, then {row and row[0]} ({found and found[-1]}) {late:.1f} s after the last (lease {lease:g} s); others ran"
+    state, reason = row[0] if row else "still running", found[-1] if found else "no reason"
+    spelled = "never" if late is None else f"{late:.1f} s"
+    verdict.ours = f"{killed} crashes, then {state} ({reason}) {spelled} after the last (lease {lease:g} s); others ran"

@@ -21,7 +21,10 @@ from .processes import Processes, processes
 from .stage import Place, Stage, Verdict, until, value
 
 TITLE = "a job longer than its lease, two workers"
-PUBLISHED = "without heartbeat both run it; the fence keeps late writes out; with a beat each 0.5 s one run; a hung worker is never taken over"
+PUBLISHED = (
+    "without heartbeat both run it; the fence keeps late writes out; with a beat each 0.5 s one run; "
+    "a hung worker that beats is never taken over"
+)
 LEASE = 2.0
 JOB = 3.0
 
@@ -177,4 +180,8 @@ async def _cut_off(place: Place, started: Processes, verdict: Verdict) -> str:
 
 
 async def _lines(path: Path, number: int) -> bool:
+    return await asyncio.to_thread(_has_lines, path, number)
+
+
+def _has_lines(path: Path, number: int) -> bool:
     return path.exists() and len(path.read_text().splitlines()) >= number

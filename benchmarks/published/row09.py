@@ -60,12 +60,12 @@ async def _serve(place: Place, started: Processes) -> tuple[subprocess.Popen[byt
 
 
 def _post(port: int, path: str) -> None:
-    urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/{path}", method="POST"), timeout=20).close()  # noqa: S310
+    urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/{path}", method="POST"), timeout=20).close()
 
 
 def _answers(port: int) -> bool:
     try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/openapi.json", timeout=2).close()  # noqa: S310
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/openapi.json", timeout=2).close()
     except (urllib.error.URLError, OSError):
         return False
     return True

@@ -15,7 +15,10 @@ from .stage import Place, Stage, Verdict, value
 
 TITLE = "connections closed underneath during a long job"
 PUBLISHED = "the write fails, the job is recorded as failed and the whole work runs again"
-KILL = "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE usename = 'aioqueue_worker' AND datname = current_database()"
+KILL = (
+    "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity"
+    " WHERE usename = 'aioqueue_worker' AND datname = current_database()"
+)
 JOBS = 500
 
 
@@ -81,4 +84,7 @@ async def _ours(place: Place, verdict: Verdict) -> None:
         each = (await value(boss, count) - before) / JOBS
     verdict.promise(runs == [1] and status.attempt == 1, f"one attempt: {runs}")
     verdict.promise(each < 0.5, f"no round trip per job to look at connections: {each:.2f} transactions for each of {JOBS} jobs")
-    verdict.ours = f"recorded on a fresh connection after {killed} were closed, {len(runs)} attempt; {each:.2f} transactions for each of {JOBS} jobs"
+    verdict.ours = (
+        f"recorded on a fresh connection after {killed} were closed, {len(runs)} attempt; "
+        f"{each:.2f} transactions for each of {JOBS} jobs"
+    )

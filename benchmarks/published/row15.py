@@ -43,7 +43,7 @@ async def run(stage: Stage) -> Verdict:
 
 @contextlib.contextmanager
 def _host() -> Iterator[tuple[str, str]]:
-    """A network of its own with a cable to the server: (its name, the cable's end here). Raises OSError where that is not allowed."""
+    """A network of its own with a cable to the server: (its name, the cable's end here). OSError where that is not allowed."""
     name, cable = f"aqp{os.getpid()}", f"aqp{os.getpid()}"[:12]
 
     def ip(*arguments: str, inside: bool = False) -> None:

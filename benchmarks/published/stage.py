@@ -29,11 +29,13 @@ TRUSTED = "host all aioqueue_worker,aioqueue_client 127.0.0.1/32 trust\nhost all
 NAIVE = """
 CREATE SCHEMA naive;
 CREATE TABLE naive.job (
-    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, work text NOT NULL DEFAULT 'SELECT 1', state text NOT NULL DEFAULT 'queued',
-    attempts integer NOT NULL DEFAULT 0, worker text, lease_until timestamptz, error text
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, work text NOT NULL DEFAULT 'SELECT 1',
+    state text NOT NULL DEFAULT 'queued', attempts integer NOT NULL DEFAULT 0, worker text, lease_until timestamptz, error text
 ) WITH (autovacuum_enabled = false);
 CREATE INDEX job_queued ON naive.job (id) WHERE state = 'queued';
-CREATE TABLE naive.trace (job text NOT NULL, worker text NOT NULL, what text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
+CREATE TABLE naive.trace (
+    job text NOT NULL, worker text NOT NULL, what text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
 CREATE TABLE naive.effect (job text NOT NULL, worker text NOT NULL);
 GRANT USAGE ON SCHEMA naive TO aioqueue_worker, aioqueue_client;
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA naive TO aioqueue_worker;
@@ -147,7 +149,7 @@ async def until(condition: Callable[[], Awaitable[object]], *, seconds: float = 
     """Wait until it holds; whether it did in time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while not await condition():
+            while not await condition():  # noqa: ASYNC110 - what is waited for happens in another process
                 await asyncio.sleep(pause)
             return True
     return False

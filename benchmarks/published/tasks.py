@@ -54,7 +54,7 @@ async def writes(tx: JobTransaction, seconds: float) -> None:
 @app.task(name="lingers")
 async def lingers(ctx: JobContext) -> None:
     """Note in a file, by the machine's one clock, when it starts and when it is cancelled; end when a second one does."""
-    with open(os.environ["PUBLISHED_DIARY"], "a", buffering=1, encoding="utf-8") as diary:
+    with open(os.environ["PUBLISHED_DIARY"], "a", buffering=1, encoding="utf-8") as diary:  # noqa: ASYNC230 - one line
         diary.write(f"start {ctx.attempt} {time.monotonic()}\n")
         try:
             await asyncio.sleep(0.2 if ctx.attempt > 1 else 3600)

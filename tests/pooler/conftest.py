@@ -12,8 +12,8 @@ from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 
 from aioqueue import AioQueue
-from tests.kit import MakeApp, Seen
 from benchmarks.pgbouncer import PROGRAM, PgBouncer, pgbouncer
+from tests.kit import MakeApp, Seen
 from tests.postgres import Database
 
 POOL_SIZE = 4

@@ -28,9 +28,9 @@ from aioqueue import (
 from aioqueue.events import JobRecorded
 from aioqueue.settings import PoolSettings, WorkerSettings
 from aioqueue.store import Store
+from benchmarks.pgbouncer import PROGRAM, PgBouncer, pgbouncer
 from tests.flow.processes import ROOT, TABLES, Flow
 from tests.kit import PATIENCE, MakeApp, Seen, session, until
-from benchmarks.pgbouncer import PROGRAM, PgBouncer, pgbouncer
 from tests.postgres import Database
 from tests.sql.engine import Session
 

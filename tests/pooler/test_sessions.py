@@ -8,9 +8,9 @@ from psycopg import AsyncConnection
 
 from aioqueue import AioQueue, JobFailed, JobTransaction, Retry
 from aioqueue.settings import WorkerSettings
+from benchmarks.pgbouncer import PROGRAM, pgbouncer
 from tests.kit import PATIENCE, MakeApp, session
 from tests.pooler.conftest import POOL_SIZE, ask_every_session, every_session, tell_every_session
-from benchmarks.pgbouncer import PROGRAM, pgbouncer
 from tests.postgres import Database
 from tests.sql.engine import Session
 

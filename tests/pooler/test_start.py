@@ -14,9 +14,9 @@ from aioqueue.database import Database
 from aioqueue.events import DatabaseLost, ListenerConnected, PoolerFound, WorkerStarted
 from aioqueue.pooler import SESSION, execute, through_pooler
 from aioqueue.settings import PoolSettings, WorkerSettings
+from benchmarks.pgbouncer import PROGRAM, PgBouncer, pgbouncer
 from tests.kit import PATIENCE, MakeApp, Seen, session, until
 from tests.pooler.conftest import POOL_SIZE, tell_every_session
-from benchmarks.pgbouncer import PROGRAM, PgBouncer, pgbouncer
 from tests.postgres import Database as ServerDatabase
 
 pytestmark = pytest.mark.anyio
