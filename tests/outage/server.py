@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Iterator, Mapping
@@ -24,12 +25,18 @@ SAFE = {**FAST, "synchronous_commit": "on", "full_page_writes": "on", "listen_ad
 TRUSTED = "host all all 127.0.0.1/32 trust\nhost replication all 127.0.0.1/32 trust\n"
 
 
+PORTS = range(10_000, 32_000)
+"""Below those that outgoing connections get, which would take the port of a server that is down."""
+
+
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """A port that nobody listens on; hardly ever the same in two processes, whose `random` begins alike."""
+    while True:
+        with socket.socket() as sock:
+            port = PORTS[secrets.randbelow(len(PORTS))]
+            with contextlib.suppress(OSError):
+                sock.bind(("127.0.0.1", port))
+                return port
 
 
 class OutageServer(Server):
