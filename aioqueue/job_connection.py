@@ -32,6 +32,8 @@ class JobConnection(PoolConnection):
         self._num_transactions = 1
         self.left = False
         """Whether user code has ended the transaction: then nothing runs on this object any more."""
+        self.closed_by_user = False
+        """Whether user code has called close()."""
 
     async def wait(self, *args: Any, **options: Any) -> Any:
         """Wait for the server, as psycopg does; what ends the transaction is the last that ever runs."""
@@ -45,10 +47,10 @@ class JobConnection(PoolConnection):
             raise TransactionViolation(LEFT)
         return answer
 
-    @property
-    def closed_by_user(self) -> bool:
-        """Whether user code has called close()."""
-        return self._closed
+    async def close(self) -> None:
+        """Let nothing run on it any more. The connection is closed where the transaction ends, and nobody waits for it."""
+        self.closed_by_user = True
+        self.kill()
 
     @property
     def in_use(self) -> bool:

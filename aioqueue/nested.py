@@ -58,20 +58,18 @@ class Nesting:
                 self.face.set_tenant(self._names[-1])
 
     async def _switch(self, now: Identity, then: Identity) -> None:
-        """Set the settings and the role of `then`, if those of `now` are still in force; in one round trip."""
+        """Set the settings and the role of `then`, if those of `now` are still in force."""
         conn = self.face.connection
         expected = {**now.settings, "role": now.role or self._role, MARKER: self._marker}
-        async with conn.pipeline():
-            seen = await self._store.get_settings(conn, list(expected))
-            await self._store.set_local(conn, {**dict.fromkeys(now.settings, ""), **then.settings})
-            if now.role != then.role:
-                await self._store.set_role(conn, then.role or self._role)
-        found = dict(zip(expected, await seen.fetchone() or (), strict=True))
+        wanted = {**dict.fromkeys(now.settings, ""), **then.settings}
+        found = dict(zip(expected, await self._store.switch_local(conn, list(expected), wanted), strict=True))
         changed = [name for name in expected if found[name] != expected[name]]
         if MARKER in changed:
             raise self._broke("it ended the transaction that was opened for it (COMMIT or ROLLBACK in SQL)")
         if changed:
             raise self._broke(f"around a block of tx.tenant() it changed {changed[0]}, which policies go by")
+        if now.role != then.role:
+            await self._store.set_role(conn, then.role or self._role)
 
     def _broke(self, what: str) -> TransactionViolation:
         self.broken = TransactionViolation(f"the task broke its transaction: {what}")

@@ -17,6 +17,7 @@ from functools import partial
 import psycopg
 from psycopg import AsyncCursor
 from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.rows import TupleRow
 
 from .context import JobTransaction
 from .database import Database, deadline
@@ -129,7 +130,8 @@ class OpenTransaction:
                     await self._store.leave_role(self._conn, self._role, seen=ROLE)
                 await send()
                 await self._conn.execute("COMMIT")
-                await self._scrub()
+                scrubbed = await self._scrub()
+            await self._recount(scrubbed)
         except psycopg.Error as error:
             if error.sqlstate == NOT_OWNED:
                 raise LeaseLost(self._job.job_id) from None
@@ -153,11 +155,18 @@ class OpenTransaction:
         self._ended = True
         return None
 
-    async def _scrub(self) -> None:
+    async def _scrub(self) -> AsyncCursor[TupleRow]:
         # In the trip that ends or begins the transaction: behind a pooler the next one may meet another session.
-        await self._store.scrub(self._conn)
+        cursor = await self._store.scrub(self._conn)
         if isinstance(self._conn, SharedConnection):
             await self._conn.put_back_reported()
+        return cursor
+
+    async def _recount(self, scrubbed: AsyncCursor[TupleRow]) -> None:
+        # psycopg knows of a DEALLOCATE only where it could read the answer; what it takes for prepared would fail for others.
+        row = await scrubbed.fetchone()
+        if row is not None and row[0] < len(self._conn._prepared._names):
+            self._conn._prepared.clear()
 
     def _take_back(self) -> bool:
         """Take the connection from user code, for good; whether another task or thread of it has a statement under way."""
@@ -248,7 +257,8 @@ class OpenTransaction:
             if usable:
                 async with deadline(self._conn, self._settings.limits.rollback), self._conn.pipeline():
                     await self._conn.execute("ROLLBACK", prepare=False)
-                    await self._scrub()
+                    scrubbed = await self._scrub()
+                await self._recount(scrubbed)
                 return
         except psycopg.Error as failed:
             logger.debug("rollback of job %s failed, its connection is closed: %s", self._job.job_id, failed)

@@ -308,6 +308,18 @@ class Store(LimitStore):
             [part for pair in values.items() for part in pair],
         )
 
+    async def switch_local(
+        self, conn: AsyncConnection[Any], names: Sequence[str], values: Mapping[str, str]
+    ) -> Sequence[str | None]:
+        """Read settings, then set others for the current transaction; one statement, since others may be in a queue for it."""
+        cursor = AsyncCursor(conn, row_factory=tuple_row)
+        statement = sql.SQL("SELECT s.*, {} FROM (SELECT {} OFFSET 0) s").format(
+            sql.SQL(", ").join([sql.SQL("pg_catalog.set_config(%s, %s, true)")] * len(values)),
+            sql.SQL(", ").join([sql.SQL("pg_catalog.current_setting(%s, true)")] * len(names)),
+        )
+        await cursor.execute(statement, [part for pair in values.items() for part in pair] + list(names))
+        return (await cursor.fetchone() or ())[: len(names)]
+
     async def set_role(self, conn: AsyncConnection[Any], role: str) -> None:
         """Take a role for the rest of the transaction (SET LOCAL ROLE); 'none' is the session's user."""
         await _select(conn, ["pg_catalog.set_config('role', %s, true)"], [role])
@@ -388,9 +400,12 @@ class Store(LimitStore):
         """Send the hint 'ready' or 'done'; on a connection in autocommit."""
         await self.execute(conn, "notify", (kind,))
 
-    async def scrub(self, conn: AsyncConnection[Any]) -> None:
-        """Take from the server's session what a job left on it: after a transaction, behind a pooler also before one."""
-        await self.execute(conn, "scrub")
+    async def scrub(self, conn: AsyncConnection[Any]) -> AsyncCursor[TupleRow]:
+        """Take from the server's session what a job left on it: after a transaction, behind a pooler also before one.
+
+        Its row says how many of the driver's statements are still prepared.
+        """
+        return await self.execute(conn, "scrub")
 
     async def ended_transactions(self, conn: AsyncConnection[Any], xids: Sequence[int]) -> set[int]:
         """Return those of the transactions (pg_current_xact_id) that have ended."""

@@ -538,6 +538,21 @@ async def test_prepared_statements_live_on_from_job_to_job(at: Bench) -> None:
     assert prepared[-1] >= prepared[2] > 0
 
 
+async def test_statements_that_a_job_deallocates_unseen_are_prepared_anew(at: Bench) -> None:
+    """psycopg believes that they are there; the next job's beginning would fail."""
+    pids: list[int] = []
+
+    async def work(tx: JobTransaction, deallocate: bool) -> None:
+        pids.append(tx.connection.info.backend_pid)
+        if deallocate:
+            await tx.execute("DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$")
+
+    at.tasks.task(name="work")(work)
+    for deallocate in ("false", "true", "false"):
+        assert await at.run("work", f'{{"deallocate": {deallocate}}}') is None, at.outcomes
+    assert len(set(pids)) == 1
+
+
 async def test_the_connection_is_out_of_reach_once_the_transaction_has_ended(at: Bench) -> None:
     kept: list[JobTransaction] = []
 
@@ -831,8 +846,8 @@ async def test_a_commit_whose_answer_is_lost_is_read_back_as_success(
     """The server has committed; then the connection dies before the answer is read."""
     scrub = at.store.scrub
 
-    async def lose_the_answer(conn: AsyncConnection[Any]) -> None:
-        await scrub(conn)
+    async def lose_the_answer(conn: AsyncConnection[Any]) -> Any:
+        cursor = await scrub(conn)
         if shot:
             shot.pop()
             # Everything is sent; it is committed while nobody reads the answer, and then the socket is gone.
@@ -840,6 +855,7 @@ async def test_a_commit_whose_answer_is_lost_is_read_back_as_success(
             conn.pgconn.flush()
             await until(shop, "SELECT EXISTS (SELECT FROM shop.note)")
             sever(conn)
+        return cursor
 
     async def work(tx: JobTransaction) -> None:
         await write(tx, "one")

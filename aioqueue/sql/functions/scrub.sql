@@ -1,6 +1,7 @@
 -- scrub: takes from a connection whatever a job left on it, after its transaction has ended, before the next job has it.
--- Runs with the caller's own rights and settings. RESET ALL returns to what the connection was opened with.
-CREATE OR REPLACE FUNCTION aioqueue.scrub() RETURNS void
+-- Runs with the caller's own rights and settings. RESET ALL returns to what the connection was opened with. Returns how many
+-- statements of the driver are still prepared: a job may have deallocated them without its knowing.
+CREATE OR REPLACE FUNCTION aioqueue.scrub() RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE prepared text;
 BEGIN
@@ -15,4 +16,5 @@ BEGIN
     END LOOP;
     DISCARD TEMP;
     DISCARD SEQUENCES;
+    RETURN (SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_statements p WHERE NOT p.from_sql);
 END $$;

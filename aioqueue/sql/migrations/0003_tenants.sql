@@ -4,3 +4,4 @@ ALTER TABLE aioqueue.task ADD COLUMN require_tenant boolean NOT NULL DEFAULT fal
 DROP FUNCTION IF EXISTS aioqueue.finish(bigint, bigint, bigint, uuid, integer, text, text, text, jsonb);
 DROP FUNCTION IF EXISTS aioqueue.confirm(bigint, bigint, bigint, uuid, integer, text, text, text);
 DROP FUNCTION IF EXISTS aioqueue.check_transaction(text, text, text);
+DROP FUNCTION IF EXISTS aioqueue.scrub();
