@@ -8,6 +8,7 @@ and waits its turn apart; for its content it gets a minimal write. Nothing is dr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import random
@@ -36,6 +37,10 @@ REFUSED_PAUSES = (0.5, 10.0)
 """Seconds until an outcome that was refused by itself is tried again: at first, doubling, at most; jittered."""
 LOOK_BACK = 50
 """Attempts of a job among which one without an answer is looked for."""
+ENOUGH = 100
+"""Jobs for which a second write begins while another is in flight; fewer wait for its end, but no longer than that:"""
+COMPANY = 0.01
+"""Seconds that outcomes wait for more of them at most."""
 BATCH_CHARACTERS = 4_000_000
 """Characters of one write at most, a single outcome apart."""
 
@@ -140,6 +145,9 @@ class Recorder:
         self._held: dict[Pending, asyncio.TimerHandle] = {}
         """What waits its turn apart."""
         self._work = asyncio.Event()
+        self._writing = 0
+        self._enough = asyncio.Event()
+        """Set when it is time for a write beside another."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._room = asyncio.Event()
@@ -165,6 +173,8 @@ class Recorder:
         self._pending[pending] = None
         self._queue.append(pending)
         self._work.set()
+        if len(self._queue) >= ENOUGH:
+            self._enough.set()
         self._idle.clear()
         if len(self._pending) >= self._capacity:
             self._room.clear()
@@ -196,10 +206,16 @@ class Recorder:
             await self._work.wait()
             # One turn of the loop, so that jobs that ended together are written together.
             await asyncio.sleep(0)
+            if self._writing and not self._parts and 0 < len(self._queue) < ENOUGH:
+                self._enough.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(COMPANY):
+                        await self._enough.wait()
             batch = self._take()
             if not batch:
                 self._work.clear()
                 continue
+            self._writing += 1
             try:
                 await self._write(batch)
             except Exception as error:
@@ -209,6 +225,8 @@ class Recorder:
                 self._add_part([pending for pending in batch if pending in self._pending])
                 raise
             finally:
+                self._writing -= 1
+                self._enough.set()
                 self._update_events()
 
     def _update_events(self) -> None:

@@ -14,7 +14,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET e
 AS $$
 #variable_conflict use_column
 DECLARE
-    x record; r aioqueue.live;
+    x record; r aioqueue.live; done integer;
 BEGIN
     PERFORM pg_current_xact_id();
     RETURN QUERY
@@ -32,6 +32,10 @@ BEGIN
     w AS (INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, started_at, finished_at)
           SELECT k.j, 'succeeded', k.a, k.spared, k.r, k.claimed_at, clock_timestamp() FROM k)
     SELECT k.j, 'succeeded'::text FROM k;
+    GET DIAGNOSTICS done = ROW_COUNT;
+    IF done = jsonb_array_length(p_outcomes) THEN
+        RETURN;
+    END IF;
     FOR x IN
         SELECT e.* FROM jsonb_to_recordset(p_outcomes) AS e (j uuid, l bigint, v bigint, a integer, o text, d double precision, s boolean, t text, m text, b text, u text)
          WHERE e.o <> 'succeeded' ORDER BY e.l, e.v, e.j
