@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from typing import Any, LiteralString, Self
+from typing import Any, Self
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, IsolationLevel, sql
@@ -35,7 +35,7 @@ REPORTED = ("client_encoding", "DateStyle", "TimeZone", "IntervalStyle", "applic
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE"
 # A stranger's SET ROLE may stand on the server's session.
 _OWN_ROLE = "SET LOCAL role TO DEFAULT"
-_LOCAL: LiteralString = "SELECT " + ", ".join(["pg_catalog.set_config(%s, %s, true)"] * len(SESSION))
+_LOCAL = sql.SQL("SELECT {}").format(sql.SQL(", ").join([sql.SQL("pg_catalog.set_config(%s, %s, true)")] * len(SESSION)))
 _LOCAL_VALUES = [part for pair in SESSION.items() for part in pair]
 
 

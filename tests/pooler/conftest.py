@@ -5,7 +5,7 @@ It lends them in turn (server_round_robin), so that two transactions of one clie
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 from psycopg import AsyncConnection
@@ -60,7 +60,7 @@ async def every_session(dsn: str) -> AsyncIterator[list[AsyncConnection[TupleRow
         yield clients
 
 
-async def ask_every_session(dsn: str, query: str) -> list[Any]:
+async def ask_every_session(dsn: str, query: LiteralString) -> list[Any]:
     """The first value of a query in each server connection."""
     async with every_session(dsn) as clients:
         found = []
@@ -71,7 +71,7 @@ async def ask_every_session(dsn: str, query: str) -> list[Any]:
         return found
 
 
-async def tell_every_session(dsn: str, statement: str) -> None:
+async def tell_every_session(dsn: str, statement: LiteralString) -> None:
     """Run a statement in each server connection, as a stranger who commits it."""
     async with every_session(dsn) as clients:
         for client in clients:

@@ -5,6 +5,7 @@ from typing import Any, LiteralString
 
 import pytest
 from psycopg import AsyncConnection
+from psycopg import sql as pg
 
 from aioqueue import AioQueue, JobFailed, JobTransaction, Retry
 from aioqueue.settings import WorkerSettings
@@ -36,7 +37,8 @@ async def shop(database: Database, schema: str) -> AsyncIterator[Session]:
         await boss.conn.execute("SET ROLE aioqueue_owner")
         await boss.conn.execute(SHOP)
         await boss.conn.execute("RESET ROLE")
-        await boss.conn.execute(f"GRANT TEMPORARY ON DATABASE {database.name} TO aioqueue_worker")
+        grant = pg.SQL("GRANT TEMPORARY ON DATABASE {} TO aioqueue_worker").format(pg.Identifier(database.name))
+        await boss.conn.execute(grant)
         yield boss
         await boss.conn.execute("DROP SCHEMA shop CASCADE")
 
@@ -91,7 +93,7 @@ def refused(act: Act) -> Act:
     return acts
 
 
-LEFT_BEHIND = {
+LEFT_BEHIND: dict[str, tuple[Act, LiteralString, object]] = {
     "search_path": (sql("SET search_path = shop"), "SELECT current_setting('search_path')", '"$user", public'),
     "a setting": (sql("SET app.person = 'Ada'"), "SELECT coalesce(current_setting('app.person', true), '')", ""),
     "a time-out": (sql("SET statement_timeout = '1h'"), "SELECT current_setting('statement_timeout')", "0"),
