@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from psycopg import AsyncConnection
@@ -304,28 +305,23 @@ async def test_weights_share_a_queue(make_app: MakeApp, watcher: Watcher) -> Non
 
 
 async def test_what_cannot_be_is_refused(make_app: MakeApp) -> None:
-    app = make_app()
+    app: Any = make_app()
+    wrong = {"weight": (0, 101, "3"), "max_running": (0, True, 1.5, "3"), "paused": (1, None)}
     async with app:
-        for options in (
-            {"weight": 0},
-            {"weight": "3"},
-            {"max_running": 0},
-            {"max_running": True},
-            {"paused": 1},
-            {"max_running": 1.5},
-        ):
-            with pytest.raises(InvalidOption, match=next(iter(options))):
-                await app.set_tenant("T", **options)
+        for option, values in wrong.items():
+            for value in values:
+                with pytest.raises(InvalidOption, match=option):
+                    await app.set_tenant("T", **{option: value})
         for name in ("", "x" * 201, None):
             with pytest.raises(InvalidOption, match="tenant"):
-                await app.set_tenant(name, paused=True)  # type: ignore[arg-type]
+                await app.set_tenant(name, paused=True)
             with pytest.raises(InvalidOption, match="queue"):
-                await app.pause_queue(name)  # type: ignore[arg-type]
+                await app.pause_queue(name)
         assert await app.list_tenants() == []
-    for wrong in (0, -1, 1.5, True, "3"):
+    for value in (0, -1, 1.5, True, "3"):
         for option in ("max_running", "max_running_per_key"):
             with pytest.raises(TaskDefinitionError, match=option):
-                app.task(name="wrong", **{option: wrong})(test_what_cannot_be_is_refused)  # type: ignore[call-overload]
+                app.task(name="wrong", **{option: value})(test_what_cannot_be_is_refused)
     with pytest.raises(InvalidOption, match="key"):
         app.get("add").options(key="")
 

@@ -82,9 +82,8 @@ def test_finish_and_confirm(watched: Watched, name: str) -> None:
     extra = ", '1'::jsonb" if name == "finish" else ""
     plans, _ = watched.run(
         "SELECT set_config('aioqueue_job.marker', 'm', true), set_config('app.tenant', 'T1', true),"
-        " set_config('aioqueue_job.role', current_setting('role'), true),"
-        f" aioqueue.{name}(%s::bigint, %s::bigint, %s::bigint, %s::uuid, 1, 'm', 'app.tenant', 'T1'{extra})",
-        WORKER, LANE, 100 * 77, job_id(1, 77),
+        f" aioqueue.{name}(%s::bigint, %s::bigint, %s::bigint, %s::uuid, 1, %s::jsonb{extra})",
+        WORKER, LANE, 100 * 77, job_id(1, 77), '{"aioqueue_job.marker": "m", "app.tenant": "T1"}',
     )  # fmt: skip
     plans.check("live_pkey")
     assert plans.rows_touched() <= 3
