@@ -11,7 +11,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET e
 AS $$
 DECLARE
     ids uuid[]; tasks text[]; queues text[]; tenants text[]; priorities integer[]; max_attempts_ integer[]; due timestamptz[]; keys text[];
-    lanes bigint[]; inserted uuid[]; fresh boolean[]; at timestamptz; bad record; homeless text; later boolean; both_given boolean; n integer;
+    lanes bigint[]; inserted uuid[]; fresh boolean[]; at timestamptz; bad record; homeless text; later boolean; both_given boolean; n integer; lane_of jsonb;
 BEGIN
     IF jsonb_typeof(jobs) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'jobs: expected a jsonb array of objects, got ' || coalesce(jsonb_typeof(jobs), 'NULL');
@@ -65,8 +65,11 @@ BEGIN
     IF coalesce(cardinality(inserted), 0) < n THEN
         PERFORM aioqueue.same_jobs(jobs, ids, tasks, tenants);
     END IF;
+    -- A lane's name is worked out once, not for each of its jobs.
+    SELECT jsonb_object_agg(d.priority || ':' || d.queue, aioqueue.lane(d.queue, d.priority)) INTO lane_of
+      FROM (SELECT u.queue, u.priority FROM unnest(queues, priorities) AS u (queue, priority) GROUP BY u.queue, u.priority) d;
     -- From here on only what is new; the arrays stay parallel.
-    SELECT array_agg(aioqueue.lane(u.queue, u.priority)), array_agg(coalesce(u.tenant, '')), array_agg(u.due), array_agg(u.id)
+    SELECT array_agg((lane_of ->> (u.priority || ':' || u.queue))::bigint), array_agg(coalesce(u.tenant, '')), array_agg(u.due), array_agg(u.id)
       INTO lanes, tenants, due, inserted
       FROM unnest(ids, queues, priorities, tenants, due) WITH ORDINALITY AS u (id, queue, priority, tenant, due, i)
      WHERE cardinality(inserted) = n OR u.id = ANY (inserted) AND array_position(ids, u.id) = u.i;
