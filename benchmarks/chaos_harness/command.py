@@ -18,7 +18,7 @@ from .storm.model import KINDS
 STAGES = ("storm", "engine")
 STORM_SECONDS = 60.0
 ENGINE_SECONDS = 20.0
-SABOTAGED_STORM = 20.0
+SABOTAGED_STORM = 24.0
 SABOTAGED_ENGINE = 45.0
 ROUNDS = 3
 """Rounds in which a sabotage must be caught, each with the next seed."""
@@ -77,7 +77,7 @@ def run_storm(options: argparse.Namespace, seed: int, name: str | None) -> list[
     kinds = frozenset(KINDS) if options.only is None else options.only
     interval = options.interval
     if sabotage is not None and sabotage.kinds is not None and options.only is None:
-        kinds, interval = sabotage.kinds, 2.0
+        kinds, interval = sabotage.kinds, 4.0
     kinds -= options.without
     seconds = _seconds(options) or (STORM_SECONDS if name is None else SABOTAGED_STORM)
     directory = Path(tempfile.mkdtemp(prefix="aioqueue-chaos-logs-"))

@@ -25,7 +25,7 @@ GRACE = 20.0
 STARVED = 0.15
 """Seconds of waiting for a processor, of each SAMPLE, that make a process starved: a lease of 2 s is not kept like that."""
 SAMPLE = 0.5
-LAST_STOP = GRACE + 30.0
+LAST_STOP = GRACE + 40.0
 """Seconds in which a process that is to start has started, and a worker that was told to stop has ended."""
 LAST_ANSWER = 30.0
 """Seconds after the last outcome in which an enqueuer that was told to stop has ended: its waiters have their answers."""
@@ -136,10 +136,13 @@ class Fleet:
         slot.lives.append(Life(slot.number, process, log, diary, life_clock, time.monotonic()))
 
     async def wait_ready(self) -> None:
-        """Wait until every worker serves; then start the enqueuers."""
+        """Wait until every worker serves."""
         async with asyncio.timeout(LAST_STOP):
             while not all(slot.life.ready for slot in self.workers):  # noqa: ASYNC110 - other processes set no event of ours
                 await asyncio.sleep(0.1)
+
+    def start_enqueuers(self) -> None:
+        """Let jobs come."""
         for slot in self.enqueuers:
             self.start(slot)
 

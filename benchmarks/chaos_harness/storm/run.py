@@ -53,6 +53,7 @@ async def _run(storm: Storm, workers: int, sabotage: Sabotage | None) -> None:
         beside = [asyncio.create_task(work) for work in (ships.keep(), auditor.run(), auditor.probe())]
         try:
             await ships.wait_ready()
+            ships.start_enqueuers()
             storm.began = time.monotonic()
             await Faults(storm, ships).run()
             await wait_ended(storm)
@@ -61,6 +62,7 @@ async def _run(storm: Storm, workers: int, sabotage: Sabotage | None) -> None:
             await ships.wait_enqueuers()
             # A transaction that committed late may have brought more.
             await wait_ended(storm)
+            await ships.wait_ready()
             await wait_settled(storm, ships)
             ships.stopping = True
             await beside[0]
