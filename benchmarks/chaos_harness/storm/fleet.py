@@ -25,8 +25,10 @@ GRACE = 20.0
 STARVED = 0.15
 """Seconds of waiting for a processor, of each SAMPLE, that make a process starved: a lease of 2 s is not kept like that."""
 SAMPLE = 0.5
+FIRST_START = 240.0
+"""Seconds in which all processes have started, on whatever machine."""
 LAST_STOP = GRACE + 40.0
-"""Seconds in which a process that is to start has started, and a worker that was told to stop has ended."""
+"""Seconds in which a worker that was told to stop has ended."""
 LAST_ANSWER = 30.0
 """Seconds after the last outcome in which an enqueuer that was told to stop has ended: its waiters have their answers."""
 
@@ -136,9 +138,9 @@ class Fleet:
         slot.lives.append(Life(slot.number, process, log, diary, life_clock, time.monotonic()))
 
     async def wait_ready(self) -> None:
-        """Wait until every worker serves."""
-        async with asyncio.timeout(LAST_STOP):
-            while not all(slot.life.ready for slot in self.workers):  # noqa: ASYNC110 - other processes set no event of ours
+        """Wait until every worker serves, and the enqueuers that were started enqueue."""
+        async with asyncio.timeout(FIRST_START):
+            while not all(slot.life.ready for slot in self._all if slot.lives):  # noqa: ASYNC110 - no event of ours
                 await asyncio.sleep(0.1)
 
     def start_enqueuers(self) -> None:

@@ -54,6 +54,7 @@ async def _run(storm: Storm, workers: int, sabotage: Sabotage | None) -> None:
         try:
             await ships.wait_ready()
             ships.start_enqueuers()
+            await ships.wait_ready()
             storm.began = time.monotonic()
             await Faults(storm, ships).run()
             await wait_ended(storm)
