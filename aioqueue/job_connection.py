@@ -10,6 +10,7 @@ from typing import Any
 
 from psycopg import pq
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
 from .errors import TransactionViolation
 from .pooler import PoolConnection
@@ -24,7 +25,7 @@ class JobConnection(PoolConnection):
     """
 
     def __init__(self, pooled: PoolConnection) -> None:
-        super().__init__(pooled.pgconn)
+        super().__init__(pooled.pgconn, tuple_row)
         # What the server has prepared is known to all that use this connection, one after the other.
         self._prepared = pooled._prepared
         self._limits = pooled._prepared.prepare_threshold, pooled._prepared.prepared_max

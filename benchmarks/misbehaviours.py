@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import random
 import secrets
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import LiteralString
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from aioqueue import AioQueue, JobContext, JobTransaction, LimitSettings, PoolSettings, Retry, Snooze, WorkerSettings, migrate
 from aioqueue.events import Event, JobRecorded
@@ -184,12 +187,14 @@ async def run(worker_dsn: str, superuser_dsn: str, schema: str, *, handlers: int
         report.statements, wrong, report.deeds = row
         if wrong:
             report.wrongs.append(f"{wrong} statements ran under another tenant than the one that they were issued for")
-        checks = {
+        checks: dict[str, LiteralString] = {
             "rows of one tenant were written for another": "issuer <> tenant",
             "rows were kept that a handler wrote after it had broken its transaction": "deed",
         }
         for what, condition in checks.items():
-            found = await (await boss.execute(sql.SQL(f"SELECT count(*) FROM shop.note WHERE {condition}"))).fetchone()
+            found = await (
+                await boss.execute(sql.SQL("SELECT count(*) FROM shop.note WHERE {}").format(sql.SQL(condition)))
+            ).fetchone()
             if found and found[0]:
                 report.wrongs.append(f"{found[0]} {what}")
         ended = await (
@@ -213,7 +218,7 @@ async def _main(arguments: argparse.Namespace) -> int:
 
 
 async def _run_on(superuser: str, arguments: argparse.Namespace) -> Report:
-    dsns = {role: psycopg.conninfo.make_conninfo(superuser, user=f"aioqueue_{role}") for role in ("owner", "worker")}
+    dsns = {role: make_conninfo(superuser, user=f"aioqueue_{role}") for role in ("owner", "worker")}
     async with await psycopg.AsyncConnection.connect(superuser, autocommit=True) as boss:
         name = sql.Identifier(boss.info.dbname)
         await boss.execute(sql.SQL("ALTER DATABASE {} OWNER TO aioqueue_owner").format(name))
@@ -229,5 +234,6 @@ if __name__ == "__main__":
     parser.add_argument("--handlers", type=int, default=10_000)
     parser.add_argument("--tenants", type=int, default=50, help="at most 50")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000))
+    logging.getLogger("psycopg").setLevel(logging.CRITICAL)  # of blocks that are left open
     parser.add_argument("--dsn", help="a server to use instead of a temporary one, as its superuser")
     raise SystemExit(asyncio.run(_main(parser.parse_args())))

@@ -85,7 +85,8 @@ async def cancelled(conn: Conn) -> object:
 
 
 async def prepared(conn: Conn) -> object:
-    for _ in range(3):
+    cursor = await conn.execute("SELECT %s::int + 1", [1], prepare=True)
+    for _ in range(2):
         cursor = await conn.execute("SELECT %s::int + 1", [1], prepare=True)
     return await cursor.fetchone(), conn.prepare_threshold, conn.prepared_max
 
