@@ -20,7 +20,7 @@ from psycopg import AsyncConnection, sql
 from aioqueue import embedded, migrate
 from aioqueue.embedded import EmbeddedServer
 
-PATIENCE = 60.0
+PATIENCE = 90.0
 """Seconds after which a wait is given up: the row is not kept then."""
 OWNER = "aioqueue_owner"
 
