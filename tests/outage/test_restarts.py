@@ -15,7 +15,6 @@ from tests.outage.server import OutageServer
 pytestmark = pytest.mark.anyio
 
 
-
 async def test_five_kills_of_the_server_under_load_lose_nothing_and_double_nothing(outage: OutageServer) -> None:
     scene = make_scene(outage, lease=15.0)
     jobs = []
