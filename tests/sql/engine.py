@@ -19,7 +19,7 @@ from psycopg import AsyncConnection
 from aioqueue.floor import LaneFloor
 from aioqueue.job import Claimed, NewJob, lane, new_job_id
 from aioqueue.sql import as_sql, functions
-from aioqueue.store import LOWEST_ID, Claims, LaneQuestion, LaneScan, Store, Tick
+from aioqueue.store import LOCKED, LOWEST_ID, Claims, LaneQuestion, LaneScan, Store, Tick
 
 T = TypeVar("T")
 LANE = lane("default", 0)
@@ -143,6 +143,12 @@ class Session:
 
     async def record(self, worker: int, *entries: dict[str, object]) -> dict[UUID, str]:
         return await self.store.record(self.conn, worker=worker, outcomes=json.dumps(entries))
+
+    async def record_all(self, worker: int, *entries: dict[str, object]) -> None:
+        """Record, and send again what somebody holds: a claim that came too late keeps its locks until its end."""
+        states = await self.record(worker, *entries)
+        while held := [each for each in entries if states.get(UUID(str(each["j"]))) == LOCKED]:
+            states = await self.record(worker, *held)
 
     async def open_job(self, job: Claimed, setting: str = "app.tenant") -> None:
         """Begin the job's own transaction as the runtime does: tenant and marker set locally."""

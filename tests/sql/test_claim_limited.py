@@ -213,7 +213,7 @@ async def test_opposite_keys_never_deadlock(connect: Connect, one: Session) -> N
         worker = await session.register()
         while await session.value("SELECT count(*) FROM aioqueue.outcome") < 150:
             jobs = await session.claim(worker, 5)
-            await session.record(worker, *(entry(job) for job in jobs))
+            await session.record_all(worker, *(entry(job) for job in jobs))
             keys = [key for job in jobs for key in job.keys]
             if keys:
                 await session.unpark(*keys)

@@ -64,7 +64,7 @@ class Trial:
                 worker = await session.register()
                 continue
             ends = [entry(job, **self.end()) for job in claims.jobs]
-            await session.record(worker, *ends)
+            await session.record_all(worker, *ends)
             keys = Counter(key for job in claims.jobs for key in job.keys)
             keys.update(claims.passed)
             if keys and self.chance.random() < 0.7:
