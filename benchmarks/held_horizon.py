@@ -95,9 +95,9 @@ class Queue:
         """Take so many jobs, timing some of the claims."""
         half = (jobs - sum(SIZES) * samples) // 2
         await self._take(half)
-        await self._rest()
+        await self.rest()
         for size in SIZES:
-            self.buffers[size].append(kit.median([await self._explain(size) for _ in range(EXPLAINED)]))
+            self.buffers[size].append(kit.median([await self.explain(size) for _ in range(EXPLAINED)]))
         times: dict[int, list[float]] = defaultdict(list)
         for _ in range(samples):
             for size in SIZES:
@@ -111,7 +111,7 @@ class Queue:
         await self._take(half)
         await self.loop.rows("VACUUM aioqueue.live")
 
-    async def _rest(self) -> None:
+    async def rest(self) -> None:
         """Tick until the floor has followed the claims; a transaction is set aside after a second."""
         give_up = time.monotonic() + 3.0
         while time.monotonic() < give_up:
@@ -128,7 +128,8 @@ class Queue:
             await self.loop.end(claims.jobs)
             jobs -= len(claims.jobs)
 
-    async def _explain(self, size: int) -> float:
+    async def explain(self, size: int) -> float:
+        """Buffers of a claim of so many, which is rolled back."""
         vt, job_id = self.loop.floor.start
         params = (self.loop.worker, [LANE], [vt], [job_id], [size], size)
         async with self.loop.conn.transaction(force_rollback=True):

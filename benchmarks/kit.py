@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aioqueue import embedded
 
@@ -48,7 +48,7 @@ class Server:
 
     def drop(self, dsn: str) -> None:
         """Drop a database that was made here, whoever is in it."""
-        name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+        name = conninfo_to_dict(dsn)["dbname"]
         self.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(str(name))))
         self._made.remove(str(name))
 

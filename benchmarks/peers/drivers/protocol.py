@@ -8,7 +8,8 @@ The commands:
     ["single", n]  enqueue n jobs, awaited one by one          {"seconds", "at": when each was begun}
     ["drain", n]   start a worker, run n jobs, stop            {"seconds", "tenths", "cpu"}
     ["serve"]      start a worker; then {"ran": time} a job    {}
-    ["idle"]       what the process holds                      {"rss_mb", "cpu"}
+    ["work"]       start a worker, say nothing                 {}
+    ["idle"]       what the process holds, and has done        {"rss_mb", "cpu", "runs"}
 """
 
 import asyncio
@@ -71,7 +72,7 @@ class Driver:
         self._runs += 1
         if self._serving:
             say({"ran": time.time()})
-        elif self._runs == 1 or self._runs * 10 % self._wanted < 10:
+        elif self._wanted and (self._runs == 1 or self._runs * 10 % self._wanted < 10):
             self._marks.append(time.perf_counter())
             if self._runs >= self._wanted:
                 self._loop.call_soon_threadsafe(self._done.set)  # some peers run jobs in a loop of their own
@@ -121,8 +122,12 @@ class Driver:
                 self._serving = True
                 await self.start()
                 return {}
+            case ["work"]:
+                self._wanted = 0
+                await self.start()
+                return {}
             case ["idle"]:
-                return {"rss_mb": rss_mb(), "cpu": time.process_time()}
+                return {"rss_mb": rss_mb(), "cpu": time.process_time(), "runs": self._runs}
         raise ValueError(f"unknown command {command}")
 
 

@@ -1,0 +1,108 @@
+"""What a job with a transaction of its own costs, beside a hand-written psycopg loop that does the least.
+
+    python -m benchmarks.transactions [--jobs 5000] [--connections 8] [--rounds 3]
+
+by hand   so many connections, each in a loop: BEGIN, set_config of the tenant, the query, COMMIT
+aioqueue  jobs of a task with a JobTransaction, over as many connections: claim, the same query in the job's tenant, the fenced
+          finish in the same commit, and what a job may have left on the connection taken off again
+
+Rounds are interleaved. The promise is 0.8 of the loop's rate; exits with 1 below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from psycopg import AsyncConnection
+
+from aioqueue import AioQueue, JobTransaction, PoolSettings, migrate
+from aioqueue.database import RESERVED
+
+from . import kit
+
+QUERY = "SELECT count(*) FROM invoices WHERE tenant = current_setting('app.tenant')"
+TABLE = "CREATE TABLE invoices AS SELECT 't' || mod(n, 10) AS tenant, n FROM generate_series(1, 100) AS n"
+PROMISE = 0.8
+
+
+async def by_hand(dsn: str, connections: int, jobs: int) -> float:
+    """Transactions a second of the loop."""
+    left = jobs
+
+    async def loop(conn: AsyncConnection[tuple[object, ...]]) -> None:
+        nonlocal left
+        while left > 0:
+            left -= 1
+            await conn.execute("BEGIN")
+            await conn.execute("SELECT set_config('app.tenant', %s, true)", [f"t{left % 10}"])
+            await (await conn.execute(QUERY)).fetchone()
+            await conn.execute("COMMIT")
+
+    conns = [await AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=1) for _ in range(connections)]
+    begin = time.perf_counter()
+    await asyncio.gather(*map(loop, conns))
+    rate = jobs / (time.perf_counter() - begin)
+    for conn in conns:
+        await conn.close()
+    return rate
+
+
+async def by_jobs(dsn: str, connections: int, jobs: int) -> float:
+    """Jobs a second, from the first one's start to the last one's commit."""
+    app = AioQueue(dsn, pool=PoolSettings(size=connections + RESERVED))
+    began: list[float] = []
+
+    @app.task()
+    async def count(tx: JobTransaction) -> int:
+        if not began:
+            began.append(time.perf_counter())
+        found: int = await tx.fetch_value(QUERY)
+        return found
+
+    async with app:
+        for start in range(0, jobs, 10_000):
+            for tenant in range(10):
+                await count.options(tenant=f"t{tenant}").enqueue_many([()] * (min(10_000, jobs - start) // 10))
+        await asyncio.to_thread(kit.settle, dsn)
+        await app.worker(drain=True).run()
+        end = time.perf_counter()
+    return jobs / (end - began[0])
+
+
+async def measure(dsn: str, rounds: int, connections: int, jobs: int) -> dict[str, list[float]]:
+    """Interleaved rounds of both."""
+    await migrate.migrate(dsn)
+    async with await AsyncConnection.connect(dsn, autocommit=True) as conn:
+        await conn.execute(TABLE)
+    ways = {"by hand": by_hand, "aioqueue": by_jobs}
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds):
+        for name in kit.rotated(list(ways), turn):
+            rates[name].append(await ways[name](dsn, connections, jobs))
+            kit.say(f"{name}: {rates[name][-1]:,.0f}/s")
+    return rates
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run from the command line."""
+    parser = kit.parser(__doc__, "transactions", rounds=3)
+    parser.add_argument("--jobs", type=int, default=5_000, metavar="N", help="jobs of a round, in tens (default 5,000)")
+    parser.add_argument("--connections", type=int, default=8, metavar="N", help="transactions at once (default 8)")
+    arguments = parser.parse_args(argv)
+    with kit.server(arguments) as server:
+        dsn = server.database()
+        rates = asyncio.run(measure(dsn, arguments.rounds, arguments.connections, arguments.jobs // 10 * 10))
+        server.drop(dsn)
+    medians = {name: kit.median(values) for name, values in rates.items()}
+    ratio = medians["aioqueue"] / medians["by hand"]
+    rows = [[name, f"{medians[name]:,.0f}", kit.spread(values), f"{medians[name] / medians['by hand']:.2f}"]
+            for name, values in rates.items()]  # fmt: skip
+    print(kit.table(["", "transactions/s", "lowest–highest", "ratio"], rows))
+    kit.bars(arguments.svg, f"Transactions a second over {arguments.connections} connections", medians, "/s")
+    return 0 if ratio >= PROMISE else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
