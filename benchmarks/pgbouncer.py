@@ -17,6 +17,8 @@ from aioqueue.embedded_system import ServerUser, server_user
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 USERS = ("aioqueue_owner", "aioqueue_worker", "aioqueue_client", "postgres")
 PORT = 6432
+# A run that is killed leaves none behind; where there is no setpriv, it may.
+DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 START_SECONDS = 20.0
 
 
@@ -38,7 +40,7 @@ class PgBouncer:
         user = self._user
         with (self.home / "log").open("ab") as log:
             return subprocess.Popen(
-                [PROGRAM, str(self.home / "ini")], cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                [*DIES_WITH_US, PROGRAM, str(self.home / "ini")], cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 user=user.uid if user else None, group=user.gid if user else None, extra_groups=[] if user else None,
             )  # fmt: skip
 
