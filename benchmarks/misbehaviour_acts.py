@@ -47,6 +47,7 @@ class Handler:
     dice: random.Random
     wrongs: list[str]
     kept: list[asyncio.Task[None]]
+    held: list[object]
     broke: bool = False
     """Whether it has taken its own tenant off, or made its transaction one that must not commit."""
     conn: AsyncConnection[Any] = field(init=False)
@@ -165,6 +166,7 @@ async def block(handler: Handler) -> None:
 async def pipeline(handler: Handler) -> None:
     """Begin a pipeline and never end it."""
     opened: Any = handler.conn.pipeline()
+    handler.held.append(opened)  # Python would end what nobody refers to, and all would be well
     await opened.__aenter__()
     await handler.conn.execute("SELECT 1")
 

@@ -97,6 +97,7 @@ class Run:
         self.report = report
         self._tenants = tenants
         self._kept: list[asyncio.Task[None]] = []
+        self._held: list[object] = []
         self.app = AioQueue(
             dsn,
             schema=schema,
@@ -136,7 +137,7 @@ class Run:
 
     async def _misbehave(self, tx: JobTransaction, number: int) -> None:
         tenant, task, dice = self.plan(number)
-        handler = Handler(tx, number, tenant, dice, self.report.wrongs, self._kept)
+        handler = Handler(tx, number, tenant, dice, self.report.wrongs, self._kept, self._held)
         await handler.inspect()
         await handler.write()
         acts = dice.sample(sorted(LEAVES), dice.randrange(4))
