@@ -191,7 +191,9 @@ async def test_a_runtime_call_to_a_server_that_hangs_costs_only_its_connection(p
 
 async def test_jobs_never_get_the_last_two_connections(pool: Database) -> None:
     async with AsyncExitStack() as stack:
-        held = [await stack.enter_async_context(pool.for_job(1)) for _ in range(pool.settings.size - RESERVED)]
+        held: list[AsyncConnection] = [
+            await stack.enter_async_context(pool.for_job(1)) for _ in range(pool.settings.size - RESERVED)
+        ]
         assert pool.free_for_jobs == 0
         with pytest.raises(NoFreeConnection, match=r"within 0.01 s"):
             await stack.enter_async_context(pool.for_job(0.01))
