@@ -18,7 +18,7 @@ from psycopg import sql
 
 from .database import connection_string, deadline
 from .errors import SchemaError
-from .settings import DEFAULT_SCHEMA, check_schema_name
+from .settings import DEFAULT_SCHEMA, RetentionSettings, check_schema_name
 from .sql import as_sql, functions, migrations, place, quote_schema
 
 Kind = Literal["worker", "client"]
@@ -35,7 +35,7 @@ CLIENT_FUNCTIONS = (
 WORKER_FUNCTIONS = (
     *CLIENT_FUNCTIONS, "claim", "tick", "promote", "record", "finish", "confirm", "register_worker", "beat", "resign",
     "rescue", "rescue_orphans", "scrub", "lane", "read_back", "make_ranges", "prune_range", "prune_default",
-    "unknown_claims", "set_tenant", "set_queue", "settle_limits", "park_tenant", "sweep_parked", "unpark",
+    "unknown_claims", "set_tenant", "set_queue", "wait_for_claims", "settle_limits", "park_tenant", "sweep_parked", "unpark",
 )  # fmt: skip
 
 _VERSION_TABLE = """
@@ -62,6 +62,12 @@ class SchemaStatus:
     def fits(self) -> bool:
         """Whether this code can run on the schema."""
         return self.serves <= self.needed <= self.version
+
+
+RANGED = 5
+"""The version from which on there are ranges of id time."""
+_MAKE_RANGES = f"aioqueue.make_ranges({RetentionSettings().width:.0f}, 2, 100, NULL)"
+"""As the workers' pruner does with its defaults, but whatever it takes."""
 
 
 def code_version() -> int:
@@ -97,7 +103,7 @@ async def status(conn: psycopg.AsyncConnection, *, schema: str) -> SchemaStatus:
     version = serves = 0
     if versioned:
         cursor = await conn.execute(
-            as_sql("SELECT version, serves FROM aioqueue.schema_version ORDER BY version DESC LIMIT 1", schema)
+            as_sql("SELECT coalesce(max(version), 0), coalesce(max(serves), 0) FROM aioqueue.schema_version", schema)
         )
         found = await cursor.fetchone()
         version, serves = found if found else (0, 0)
@@ -146,6 +152,9 @@ def _script(*, schema: str, since: int) -> str:
         )
         for m in pending
     ]
+    if pending and since < RANGED:
+        # Before the first job comes, or while the tables are locked anyway.
+        parts.append(place(f"SELECT {_MAKE_RANGES};", schema))
     return "\n".join(parts)
 
 
@@ -203,6 +212,11 @@ async def migrate(dsn: str, *, schema: str = DEFAULT_SCHEMA, timeout: float = MI
             await conn.execute(_as_it_is(text))
             for kind, role in holders:
                 await conn.execute(_as_it_is(grants(role=role, schema=schema, kind=kind)))
+        if not before.pending:
+            # What its workers leave out because it takes too long beside their work, if anything.
+            with contextlib.suppress(psycopg.errors.LockNotAvailable):
+                async with conn.transaction():
+                    await conn.execute(as_sql(f"SELECT {_MAKE_RANGES}", schema))
     return before
 
 

@@ -207,6 +207,12 @@ class TenantSettings:
         return self.required if of_task is None else of_task
 
 
+def _as_seconds(kept: float | timedelta | None) -> float:
+    if kept is None:
+        return math.inf
+    return kept.total_seconds() if isinstance(kept, timedelta) else kept
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionSettings:
     """How long ended jobs are kept, counted from their end; the workers prune them (docs/operations.md)."""
@@ -217,23 +223,19 @@ class RetentionSettings:
     """The same for a dead or cancelled job and its attempts; at least as long. None: these are kept for ever."""
 
     def __post_init__(self) -> None:
-        for name in ("succeeded", "unsuccessful"):
-            value = getattr(self, name)
-            if isinstance(value, timedelta):
-                object.__setattr__(self, name, value.total_seconds())
         kept, longer = self.succeeded_seconds, self.unsuccessful_seconds
-        _check(kept >= 60, f"retention: a minute at least, got {kept:g} s")
+        _check(kept >= 3600, f"retention: an hour at least, got {kept:g} s")
         _check(longer >= kept, f"retention: unsuccessful jobs stay at least as long as others ({kept:g} s), got {longer:g} s")
 
     @property
     def succeeded_seconds(self) -> float:
         """Seconds that a success is kept; infinite for ever."""
-        return math.inf if self.succeeded is None else float(self.succeeded)  # type: ignore[arg-type]
+        return _as_seconds(self.succeeded)
 
     @property
     def unsuccessful_seconds(self) -> float:
         """Seconds that a dead or cancelled job is kept; infinite for ever."""
-        return math.inf if self.unsuccessful is None else float(self.unsuccessful)  # type: ignore[arg-type]
+        return _as_seconds(self.unsuccessful)
 
     @property
     def width(self) -> float:

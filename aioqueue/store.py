@@ -51,7 +51,7 @@ _CALLS = {
     "tick": "SELECT * FROM aioqueue.tick(%s::bigint, %s::bigint[], %s::bigint[], %s::bigint[], %s::uuid[], %s::bigint[],"
     " %s::timestamptz, %s::timestamptz)",
     "promote": "SELECT aioqueue.promote(%s::timestamptz, %s::integer)",
-    "make_ranges": "SELECT aioqueue.make_ranges(%s::double precision, %s::integer)",
+    "make_ranges": "SELECT aioqueue.make_ranges(%s::double precision, %s::integer, 1)",
     "prune_range": "SELECT aioqueue.prune_range(%s::double precision, %s::double precision)",
     "prune_default": "SELECT aioqueue.prune_default(%s::double precision, %s::double precision, %s::integer)",
     "record": "SELECT * FROM aioqueue.record(%s::bigint, %s::text::jsonb)",
@@ -259,7 +259,7 @@ class Store(LimitStore):
         return int(await self._value(conn, "promote", due_from, limit))
 
     async def make_ranges(self, conn: AsyncConnection[Any], *, width: float, ahead: int) -> int:
-        """Make the partitions of now and of the time to come; the number made."""
+        """Make the first of the partitions of now and of the time to come that is missing; the number made."""
         return int(await self._value(conn, "make_ranges", width, ahead))
 
     async def prune_range(self, conn: AsyncConnection[Any], *, succeeded: float, unsuccessful: float) -> int | None:
@@ -349,6 +349,7 @@ class Store(LimitStore):
             "register_worker",
             (worker, host, pid, version, list(queues), concurrency, lease, json.dumps(tasks), connections),
         )
+        await self.settle_limits(conn, wait=False)
 
     async def beat(
         self, conn: AsyncConnection[Any], *, worker: int, lease: float, running: int, problems: Sequence[str] = ()

@@ -310,3 +310,9 @@ async def test_a_server_that_does_not_answer_is_not_waited_for_without_end(
 async def _status(dsn: str) -> migrate.SchemaStatus:
     async with await psycopg.AsyncConnection.connect(dsn) as conn:
         return await migrate.status(conn, schema="aioqueue")
+
+
+def test_no_later_migration_serves_older_code() -> None:
+    serves = [m.serves for m in migrations()]
+    assert serves == sorted(serves)
+    assert all(m.serves <= m.version for m in migrations())

@@ -11,8 +11,8 @@ import random
 
 import psycopg
 
-from aioqueue.database import Database
-from aioqueue.events import JobsPruned, Observers
+from aioqueue.database import Database, connection_lost
+from aioqueue.events import JobsPruned, Observers, logger
 from aioqueue.settings import RetentionSettings
 from aioqueue.store import Store
 
@@ -20,8 +20,8 @@ AHEAD = 2
 """Ranges made before their time begins."""
 EVERY = 60.0
 """Seconds between looks, jittered; the first comes after one too, so that short-lived workers leave it to others."""
-AGAIN = 5.0
-"""Seconds until another try for locks that an open transaction held."""
+AGAIN, LATER = 5.0, 300.0
+"""Seconds until another try for locks that an open transaction held: the first, doubling, at most."""
 SCAN = 60.0
 """Seconds that a look at a partition may take."""
 BATCH = 1000
@@ -40,18 +40,24 @@ class Pruner:
         self._settings = settings
 
     async def run(self) -> None:
-        """Look after the partitions, for ever; an outage is the other loops' to report."""
+        """Look after the partitions, for ever; what fails is said once, until it is done."""
         pause = EVERY
+        failed = False
         while True:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             try:
                 await self.prune()
             except psycopg.errors.LockNotAvailable:
-                pause = AGAIN
-            except psycopg.Error:
-                pause = EVERY
+                pause = AGAIN if pause == EVERY else min(2 * pause, LATER)
+                continue
+            except psycopg.Error as error:
+                # An outage is the other loops' to report.
+                if not failed and not connection_lost(error):
+                    logger.warning("ended jobs could not be deleted, which is tried again: %s: %s", type(error).__name__, error)
+                    failed = True
             else:
-                pause = EVERY
+                failed = False
+            pause = EVERY
 
     async def prune(self) -> int:
         """Make and drop what is due now; the number of jobs deleted.
@@ -63,8 +69,8 @@ class Pruner:
         keep = min(self._settings.succeeded_seconds, FOR_EVER), min(self._settings.unsuccessful_seconds, FOR_EVER)
         total = 0
         try:
-            async with self._database.runtime() as conn:
-                await self._store.make_ranges(conn, width=self._settings.width, ahead=AHEAD)
+            while await self._make_range():
+                pass
             while (count := await self._prune_range(*keep)) is not None:
                 total += count
             while True:
@@ -76,6 +82,10 @@ class Pruner:
         finally:
             if total:
                 self._observers.emit(JobsPruned(total))
+
+    async def _make_range(self) -> int:
+        async with self._database.runtime() as conn:
+            return await self._store.make_ranges(conn, width=self._settings.width, ahead=AHEAD)
 
     async def _prune_range(self, succeeded: float, unsuccessful: float) -> int | None:
         async with self._database.runtime(SCAN) as conn, conn.transaction():

@@ -9,6 +9,7 @@ from psycopg import AsyncConnection
 from aioqueue.store import Store
 from tests.postgres import Database
 from tests.sql.engine import Session
+from tests.sql.ranges import drop_ranges
 
 Connect = Callable[[str], Awaitable[Session]]
 
@@ -61,6 +62,7 @@ async def guest(connect: Connect) -> Session:
 
 @pytest.fixture
 async def own(own_database: Database, schema: str) -> AsyncIterator[Connect]:
-    """As `connect`, to a migrated database of the test's own, for what changes the tables themselves."""
+    """As `connect`, to a migrated database of the test's own without ranges of id time, for tests of these."""
     async with _sessions(own_database, schema) as sessions:
+        await drop_ranges(await sessions("owner"))
         yield sessions

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from aioqueue.job import new_job_id
@@ -19,6 +20,13 @@ def id_of(moment: datetime) -> UUID:
     return UUID(int=(new_job_id().int & (1 << 80) - 1) | millis << 80)
 
 
+async def drop_ranges(boss: Session) -> None:
+    """Leave only DEFAULT, as before the first range was made; as the schema's owner."""
+    for (suffix,) in await boss.rows("DELETE FROM aioqueue.id_range RETURNING suffix"):
+        for table in ("job", "outcome", "attempt"):
+            await boss.rows(f"DROP TABLE aioqueue.{table}{suffix}")
+
+
 @asynccontextmanager
 async def as_if_then(boss: Session) -> AsyncIterator[None]:
     """Let make_ranges believe that it is THEN."""
@@ -32,7 +40,7 @@ async def make_old_ranges(boss: Session, ahead: int = 0) -> None:
         assert await boss.value("SELECT aioqueue.make_ranges(%s, %s)", DAY, ahead) == ahead + 1
 
 
-async def enqueue_then(session: Session, number: int, day: int = 0, **options: object) -> list[UUID]:
+async def enqueue_then(session: Session, number: int, day: int = 0, **options: Any) -> list[UUID]:
     """Enqueue jobs whose ids are of that day."""
     ids = [id_of(THEN + timedelta(days=day, minutes=i)) for i in range(number)]
     for job_id in ids:

@@ -143,6 +143,19 @@ async def test_a_claim_waits_for_it_and_then_sees_everything(own: Connect) -> No
     assert await partition_of(boss, "job", job_id) != "job_default"
 
 
+async def test_those_that_are_missing_are_made_one_by_one_if_wanted(own: Connect) -> None:
+    one = await own("worker")
+    assert [await one.value("SELECT aioqueue.make_ranges(%s, 2, 1)", DAY) for _ in range(4)] == [1, 1, 1, 0]
+
+
+async def test_a_large_default_is_not_read_with_its_lock_in_hand(own: Connect) -> None:
+    boss, one = await own("owner"), await own("worker")
+    await one.enqueue(1_000)
+    assert await one.value("SELECT aioqueue.make_ranges(%s, 1, 100, 8192)", DAY) == 0
+    assert await ranges(boss) == []
+    assert await one.value("SELECT aioqueue.make_ranges(%s, 1, 100, NULL)", DAY) == 2
+
+
 @pytest.mark.parametrize("arguments", ["0, 1", "NULL, 1", "10, -1", "10, 101"])
 async def test_nonsense_is_refused(own: Connect, arguments: str) -> None:
     one = await own("worker")

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.sql.conftest import Connect
 from tests.sql.engine import Session
 from tests.sql.ranges import DAY, run
 
@@ -15,7 +16,8 @@ async def prune(session: Session, limit: int = 100) -> int:
     return found
 
 
-async def test_old_ends_go_with_all_their_rows_and_young_ones_stay(boss: Session, one: Session) -> None:
+async def test_old_ends_go_with_all_their_rows_and_young_ones_stay(own: Connect) -> None:
+    boss, one = await own("owner"), await own("worker")
     now = datetime.now(UTC)
     kept, gone = [], []
     for reason, days, stays in (
@@ -32,14 +34,16 @@ async def test_old_ends_go_with_all_their_rows_and_young_ones_stay(boss: Session
     assert [len(await boss.attempts(job_id)) for job_id in kept] == [0, 1, 1]
 
 
-async def test_unfinished_jobs_stay_however_old(boss: Session, one: Session) -> None:
+async def test_unfinished_jobs_stay_however_old(own: Connect) -> None:
+    boss, one = await own("owner"), await own("worker")
     job_id = await one.enqueue_one()
     await boss.rows("UPDATE aioqueue.job SET created_at = '2020-01-01Z'")
     assert await prune(one) == 0
     assert await one.state(job_id) == "ready"
 
 
-async def test_in_batches_side_by_side(boss: Session, one: Session, two: Session) -> None:
+async def test_in_batches_side_by_side(own: Connect) -> None:
+    boss, one, two = await own("owner"), await own("worker"), await own("worker")
     await one.enqueue(5)
     await run(one, boss, ended=datetime(2026, 1, 1, tzinfo=UTC))
     await one.begin()

@@ -117,15 +117,18 @@ async def test_a_late_success_keeps_its_range_until_it_is_old_enough(own: Connec
     assert await prune(one, 5 * DAY) == 2
 
 
-async def test_many_that_must_stay_keep_their_range(own: Connect) -> None:
+async def test_many_that_must_stay_keep_their_range_for_a_day_and_more_of_them_for_longer(own: Connect) -> None:
     boss, one = await own("owner"), await own("worker")
     await make_old_ranges(boss)
     await enqueue_then(one, 3)
-    async with changed(boss, "prune_range", ("cardinality(kept) > 5000", "cardinality(kept) > 2")):
-        assert await prune(one) == 0
-        assert await prune(one) is None
-    assert await ranges(boss) == [SUFFIX]
-    assert (await rows(boss))[0] == 3
+    days = (datetime.now(UTC) - THEN).days - 1
+    async with changed(boss, "prune_range", ("most := 5000 *", "most := 2 *")):
+        assert await prune(one, days * DAY) == 0
+        assert await prune(one, days * DAY) is None
+        assert await ranges(boss) == [SUFFIX] and (await rows(boss))[0] == 3
+        await boss.rows("UPDATE aioqueue.id_range SET look_at = NULL")
+        assert await prune(one, (days - 1) * DAY) == 0
+    assert await ranges(boss) == [] and (await rows(boss))[0] == 3
 
 
 async def test_a_job_that_ends_while_the_range_is_looked_at_keeps_its_end(own: Connect) -> None:
@@ -135,8 +138,9 @@ async def test_a_job_that_ends_while_the_range_is_looked_at_keeps_its_end(own: C
     worker = await two.register()
     job = await two.claim_one(worker)
     await boss.rows(f"SELECT pg_advisory_lock({GATE})")
-    lock = "LOCK TABLE ONLY aioqueue.job"
-    gate = f"PERFORM set_config('lock_timeout', '0', true); PERFORM pg_advisory_xact_lock({GATE}); {lock}"
+    lock = "END IF;\n    LOCK TABLE ONLY aioqueue.job"
+    wait = f"PERFORM set_config('lock_timeout', '0', true); PERFORM pg_advisory_xact_lock({GATE});"
+    gate = lock.replace("LOCK TABLE", f"{wait} LOCK TABLE")
     async with changed(boss, "prune_range", (lock, gate)):
         async with blocked(watcher, one, prune(one), by=boss) as pruned:
             assert await two.record(worker, entry(job)) == {job_id: "succeeded"}

@@ -52,4 +52,4 @@ async def test_every_statement_keeps_to_indexes(boss: Session, one: Session) -> 
 async def test_the_check_can_fail(boss: Session, one: Session) -> None:
     await fill(boss, waiting=1)
     one.store.sql["whole"] = text("SELECT max(o.result::text) FROM aioqueue.outcome o", one.store.schema)
-    assert await scanned(one, "whole", {}) == {"outcome_default"}
+    assert "outcome_default" in await scanned(one, "whole", {})

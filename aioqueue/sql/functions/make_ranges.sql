@@ -1,12 +1,16 @@
--- make_ranges: partitions of job, outcome and attempt for the present range of id time and p_ahead more, p_width each.
--- Returns the number made. One process at a time (a try-lock; 0 when another is at it). What stands in DEFAULT for a range
+-- make_ranges: partitions of job, outcome and attempt for the present range of id time and p_ahead more, p_width each; of
+-- those that are missing the first p_most, in one transaction. Returns the number made. One process at a time (a try-lock; 0 when another is at it). What stands in DEFAULT for a range
 -- (ids of a wrong clock) moves into it; a range for which more than 10,000 rows stand there is left out.
 -- LIKE, then ATTACH: a CREATE … PARTITION OF would wait for every transaction that has enqueued. A range that is still to
 -- come locks DEFAULT for a moment. The present one, and one whose rows move, lock the parents too: who planned with the
 -- partitions of before would look for a row, or put one, where it no longer belongs (a claim would lose the job).
+-- Every ATTACH reads all of DEFAULT with its lock in hand; where that is more than p_scan bytes (NULL: whatever it takes)
+-- nothing is made, what comes goes to DEFAULT, and is deleted row by row.
 -- Waits 40, 20, 20 ms for its locks at most, so that no claim queues behind us for longer; a range for which they are not to
 -- be had is left for the next call (SQLSTATE 55P03 when that leaves nothing made).
-CREATE OR REPLACE FUNCTION aioqueue.make_ranges(p_width double precision, p_ahead integer) RETURNS integer
+CREATE OR REPLACE FUNCTION aioqueue.make_ranges(
+    p_width double precision, p_ahead integer, p_most integer DEFAULT 100, p_scan bigint DEFAULT 67108864
+) RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
     width double precision := floor(p_width); first double precision; made integer := 0; standing bigint; busy boolean := false;
@@ -18,10 +22,15 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock(hashtextextended('aioqueue.ranges', 0)) THEN
         RETURN 0;
     END IF;
+    IF p_scan < (SELECT sum(pg_relation_size(x)) FROM unnest(ARRAY[
+            'aioqueue.job_default', 'aioqueue.outcome_default', 'aioqueue.attempt_default']::regclass[]) AS x) THEN
+        RETURN 0;
+    END IF;
     first := floor(extract(epoch FROM clock_timestamp()) / width) * width;
     FOR n IN 0..p_ahead LOOP
         lower := to_timestamp(first + n * width);
         upper := to_timestamp(first + (n + 1) * width);
+        EXIT WHEN made >= p_most;
         -- Ranges of another width may reach into this one.
         SELECT greatest(lower, max(r.ends_at)) INTO lower FROM aioqueue.id_range r WHERE r.starts_at < upper AND r.ends_at > lower;
         CONTINUE WHEN lower >= upper;

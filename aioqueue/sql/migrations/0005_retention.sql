@@ -1,4 +1,4 @@
--- serves: 2
+-- serves: 5
 -- Retention: job, outcome and attempt in ranges of id time that are made ahead and dropped whole (functions/make_ranges.sql,
 -- prune_range.sql). What was written before stands in DEFAULT, and is deleted row by row (prune_default.sql).
 
