@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from typing import Any, LiteralString
+from typing import Any, LiteralString, Protocol
 
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import TupleRow
@@ -72,19 +72,27 @@ class CurrentTenant(str):
         return self._nest(tenant)
 
 
+class Tenants(Protocol):
+    """Which tenant's a transaction is, block by block."""
+
+    @property
+    def tenant(self) -> CurrentTenant:
+        """The tenant of the block that the current task is in."""
+        ...
+
+
 class JobTransaction(JobFacts):
     """A transaction with the job's tenant set locally.
 
     As the first parameter of a task it is the job's own: its commit records the job as succeeded, both or neither.
     """
 
-    __slots__ = ("_connection", "_nest", "_tenant", "enqueued")
+    __slots__ = ("_connection", "_tenants", "enqueued")
 
-    def __init__(self, job: Claimed, connection: AsyncConnection[TupleRow], nest: OpenNested) -> None:
+    def __init__(self, job: Claimed, connection: AsyncConnection[TupleRow], tenants: Tenants) -> None:
         super().__init__(job)
         self._connection: AsyncConnection[TupleRow] | None = connection
-        self._nest = nest
-        self.set_tenant(job.tenant)
+        self._tenants = tenants
         self.enqueued = False
         """Whether jobs were enqueued in it: then a hint follows its commit."""
 
@@ -93,14 +101,11 @@ class JobTransaction(JobFacts):
         """The tenant's name, empty for none. `async with tx.tenant("43"):` makes the block another tenant's.
 
         The block is a savepoint: an exception in it rolls back what it wrote. At its end, however it ends, the tenant before
-        is in force again. Jobs enqueued in it are that tenant's. Raises InvalidOption for what is no tenant's name, and
+        is in force again. Jobs enqueued in it are that tenant's. The block is its task's and of the tasks started in it: what
+        any other task sends meanwhile is refused, and fails the job. Raises InvalidOption for what is no tenant's name, and
         TransactionViolation where the settings were changed meanwhile.
         """
-        return self._tenant
-
-    def set_tenant(self, tenant: str | None) -> None:
-        """Say which tenant's the transaction is now; for the runtime."""
-        self._tenant = CurrentTenant.of(tenant, self._nest)
+        return self._tenants.tenant
 
     @property
     def connection(self) -> AsyncConnection[TupleRow]:

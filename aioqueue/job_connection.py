@@ -1,11 +1,12 @@
 """The connection that one job's transaction is given: an object of its own around a pooled connection, dead when the job ends.
 
 What user code sets on it (factories, adapters, handlers, modes) dies with it, and so does every reference that was kept: the
-object then holds no connection any more. Opens and ends no transaction; transaction.py does, on the pooled connection.
+object then holds no connection any more. Opens and ends no transaction; open_transaction.py does, on the pooled one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from psycopg import pq
@@ -24,11 +25,12 @@ class JobConnection(PoolConnection):
     psycopg takes it for one inside of a `transaction()` block: commit, rollback and changes of mode are refused.
     """
 
-    def __init__(self, pooled: PoolConnection) -> None:
+    def __init__(self, pooled: PoolConnection, check: Callable[[], None]) -> None:
         super().__init__(pooled.pgconn, tuple_row)
         # What the server has prepared is known to all that use this connection, one after the other.
         self._prepared = pooled._prepared
         self._limits = pooled._prepared.prepare_threshold, pooled._prepared.prepared_max
+        self._check = check
         self._autocommit = True
         self._num_transactions = 1
         self.left = False
@@ -37,7 +39,12 @@ class JobConnection(PoolConnection):
         """Whether user code has called close()."""
 
     async def wait(self, *args: Any, **options: Any) -> Any:
-        """Wait for the server, as psycopg does; what ends the transaction is the last that ever runs."""
+        """Wait for the server, as psycopg does; what ends the transaction is the last that ever runs.
+
+        Every statement comes by here when its turn has come: the `check` refuses the one of a task that may send none now.
+        """
+        if self.pgconn is not _closed():
+            self._check()
         try:
             answer = await super().wait(*args, **options)
         finally:

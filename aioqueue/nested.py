@@ -1,20 +1,36 @@
 """Tenants within a job's transaction: `async with tx.tenant("43"):` is a savepoint under another identity.
 
-Whatever is in force when a block begins or ends is checked first: no block may hide that user code changed it by itself.
+Whatever is in force when a block begins or ends is checked first: no block may hide that user code changed it by itself. A block
+is its task's, and that of the tasks started in it: no other task of the job sends anything meanwhile.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 
-from .context import JobTransaction
+from .context import CurrentTenant, JobTransaction
 from .errors import InvalidOption, TransactionViolation
 from .identity import MARKER, Identity
 from .job import Claimed
 from .options import check_tenant
 from .settings import TenantSettings
 from .store import Store
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """One block of one transaction, or the whole of it."""
+
+    nesting: Nesting
+    identity: Identity
+    tenant: CurrentTenant
+
+
+_current: ContextVar[_Block | None] = ContextVar("aioqueue_block", default=None)
+"""The block that the current task is in, of whatever transaction."""
 
 
 class Nesting:
@@ -27,35 +43,56 @@ class Nesting:
         self._store = store
         self._tenants = tenants
         self._job = job
-        self._stack = [own]
-        self._names: list[str | None] = [job.tenant]
+        self._whole = self._block(own, job.tenant)
+        self._stack = [self._whole]
         self._role = role
         self._marker = marker
         self.broken: TransactionViolation | None = None
         """What user code was found to have changed: whatever it does about that error, the transaction must not commit."""
 
+    @property
+    def tenant(self) -> CurrentTenant:
+        """The tenant of the block that the current task is in."""
+        return self._here().tenant
+
+    def check(self) -> None:
+        """Raise TransactionViolation where the current task is not in the innermost block: a statement would be another's."""
+        if self._here() is not self._stack[-1]:
+            raise self._broke(
+                "a task used it outside of the innermost block of tx.tenant(), which another task is in, or after a block that "
+                "it was started in: it would have worked for that block's tenant; let one task after the other use it"
+            )
+
     @contextlib.asynccontextmanager
     async def open(self, tenant: str) -> AsyncIterator[None]:
         """See `JobTransaction.tenant`."""
-        if check_tenant(tenant) is None:
-            raise InvalidOption("tenant", "expected a tenant's name, got None")
-        inner = Identity.of_tenant(self._job, self._tenants, tenant)
-        async with self.face.connection.transaction():
-            outer = self._stack[-1]
-            await self._switch(outer, inner)
-            self._stack.append(inner)
-            self._names.append(tenant)
-            self.face.set_tenant(tenant)
-            try:
+        name = check_tenant(tenant)
+        if name is None:
+            raise InvalidOption("tenant", "expected a tenant's name, got none")
+        self.check()
+        before, outer = _current.get(), self._stack[-1]
+        inner = self._block(Identity.of_tenant(self._job, self._tenants, name), name)
+        # From here on, and until the other identity is in force again, nobody else's statement is sent.
+        self._stack.append(inner)
+        _current.set(inner)
+        try:
+            async with self.face.connection.transaction():
+                await self._switch(outer.identity, inner.identity)
                 yield
                 if self._stack[-1] is not inner:
                     raise self._broke("the blocks of tx.tenant() were not left in the order in which they were entered")
                 # On an error the savepoint brings back what was before.
-                await self._switch(inner, outer)
-            finally:
-                level = self._stack.index(inner)
-                del self._stack[level], self._names[level]
-                self.face.set_tenant(self._names[-1])
+                await self._switch(inner.identity, outer.identity)
+        finally:
+            self._stack.remove(inner)
+            _current.set(before)
+
+    def _block(self, identity: Identity, tenant: str | None) -> _Block:
+        return _Block(self, identity, CurrentTenant.of(tenant, self.open))
+
+    def _here(self) -> _Block:
+        block = _current.get()
+        return block if block is not None and block.nesting is self else self._whole
 
     async def _switch(self, now: Identity, then: Identity) -> None:
         """Set the settings and the role of `then`, if those of `now` are still in force."""

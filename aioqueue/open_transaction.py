@@ -84,11 +84,11 @@ class OpenTransaction:
                 await self._store.set_role(self._conn, self._identity.role)
         row = await cursor.fetchone()
         self._role = "none" if row is None else row[0]
-        self._given = JobConnection(self._conn)
         self._nesting = Nesting(
             self._store, self._settings.tenants, self._job, self._identity, role=self._role, marker=self._marker
         )
-        self.face = JobTransaction(self._job, self._given, self._nesting.open)
+        self._given = JobConnection(self._conn, self._nesting.check)
+        self.face = JobTransaction(self._job, self._given, self._nesting)
         self._nesting.face = self.face
 
     @property
@@ -202,10 +202,10 @@ class OpenTransaction:
             )
         if status != TransactionStatus.INTRANS:
             raise TransactionViolation(f"the task broke its transaction: it left the connection {status.name}")
-        if given.open_blocks:
-            raise TransactionViolation("the task broke its transaction: it left a transaction() block open")
         if self._nesting is not None and self._nesting.broken is not None:
             raise self._nesting.broken
+        if given.open_blocks:
+            raise TransactionViolation("the task broke its transaction: it left a transaction() block open")
 
     async def left(self) -> bool:
         """Whether user code ended it by itself (and perhaps began another): then nothing can undo what it wrote."""

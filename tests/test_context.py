@@ -8,6 +8,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from aioqueue import JobContext, JobTransaction
+from aioqueue.context import CurrentTenant
 from aioqueue.job import Claimed, new_job_id
 
 pytestmark = pytest.mark.anyio
@@ -23,9 +24,15 @@ def no_transaction(*_: object) -> Any:
     raise AssertionError("not opened")
 
 
+class Tenantless:
+    """A transaction in which no block is opened."""
+
+    tenant = CurrentTenant.of("t", no_transaction)
+
+
 @pytest.fixture
 async def tx(worker_conn: AsyncConnection[Any]) -> AsyncIterator[JobTransaction]:
-    yield JobTransaction(JOB, worker_conn, no_transaction)
+    yield JobTransaction(JOB, worker_conn, Tenantless())
 
 
 async def test_the_facts_are_the_claims_and_read_only(tx: JobTransaction) -> None:

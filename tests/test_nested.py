@@ -191,6 +191,128 @@ async def test_blocks_that_overlap_fail_the_job(at: Bench, shop: Session) -> Non
     assert "tx.tenant()" in outcome.error.message
 
 
+@pytest.mark.parametrize("swallows", [False, True], ids=["let out", "swallowed"])
+@pytest.mark.parametrize("act", ["enters", "writes", "enqueues"])
+async def test_what_another_task_does_during_a_block_fails_the_job(
+    worker_dsn: str, shop: Session, act: str, swallows: bool
+) -> None:
+    """It would be done for the tenant of a block that it knows nothing of."""
+    app = AioQueue(schema=shop.store.schema)
+    refused: list[BaseException] = []
+
+    @app.task(name="child")
+    async def child() -> None:
+        pass
+
+    @app.task(name="work")
+    async def work(tx: JobTransaction) -> None:
+        entered, done = asyncio.Event(), asyncio.Event()
+
+        async def one() -> None:
+            async with tx.tenant("b"):
+                entered.set()
+                await done.wait()
+                await write(tx, "of b")
+                await child.enqueue()
+
+        async def other() -> None:
+            await entered.wait()
+            assert tx.tenant == "a"
+            try:
+                if act == "enters":
+                    async with tx.tenant("c"):
+                        pass
+                elif act == "writes":
+                    await write(tx, "of a")
+                else:
+                    await child.enqueue()
+            except TransactionViolation as error:
+                refused.append(error)
+                if not swallows:
+                    raise
+            finally:
+                done.set()
+
+        await asyncio.gather(one(), other())
+
+    async with bench(worker_dsn, shop, app) as at:
+        outcome = await at.run("work", tenant="a")
+        assert isinstance(outcome, Failed) and outcome.reason is Reason.VIOLATION, outcome
+        assert len(refused) == 1 and "innermost block of tx.tenant()" in outcome.error.message
+        assert await notes(shop) == []
+        assert await shop.rows("SELECT 1 FROM aioqueue.job WHERE task = 'child'") == []
+
+
+async def test_a_statement_whose_turn_comes_in_another_tasks_block_is_refused(at: Bench, shop: Session) -> None:
+    """It was sent off before the block was entered, and waits for the connection meanwhile."""
+
+    async def work(tx: JobTransaction) -> None:
+        async def enter() -> None:
+            async with tx.tenant("b"):
+                await write(tx, "of b")
+
+        async with tx.connection.lock:
+            writing = asyncio.create_task(write(tx, "of a"))
+            entering = asyncio.create_task(enter())
+            await asyncio.sleep(0)
+        await asyncio.gather(entering, writing, return_exceptions=True)
+
+    at.tasks.task(name="work")(work)
+    outcome = await at.run("work", tenant="a")
+    assert isinstance(outcome, Failed) and outcome.reason is Reason.VIOLATION, outcome
+    assert await notes(shop) == []
+
+
+async def test_tasks_that_are_started_in_a_block_are_in_it(at: Bench, shop: Session) -> None:
+    async def work(tx: JobTransaction) -> None:
+        async with tx.tenant("b"):
+
+            async def one(body: str) -> None:
+                assert tx.tenant == "b"
+                await write(tx, body)
+
+            await asyncio.gather(one("x"), one("y"))
+        await asyncio.gather(*[write(tx, "z")])
+
+    at.tasks.task(name="work")(work)
+    assert await at.run("work", tenant="a") is None, at.outcomes
+    assert sorted(await notes(shop)) == [("a", "z"), ("b", "x"), ("b", "y")]
+
+
+async def test_a_task_that_outlives_its_block_sends_nothing_more(at: Bench, shop: Session) -> None:
+    async def work(tx: JobTransaction) -> None:
+        left = asyncio.Event()
+
+        async def late() -> None:
+            await left.wait()
+            await write(tx, "late")
+
+        async with tx.tenant("b"):
+            task = asyncio.create_task(late())
+        left.set()
+        await task
+
+    at.tasks.task(name="work")(work)
+    outcome = await at.run("work", tenant="a")
+    assert isinstance(outcome, Failed) and outcome.reason is Reason.VIOLATION, outcome
+    assert await notes(shop) == []
+
+
+async def test_a_block_in_one_of_the_same_tenant(at: Bench, shop: Session) -> None:
+    async def work(tx: JobTransaction) -> None:
+        async with tx.tenant("b"):
+            async with tx.tenant("b"):
+                await write(tx, "one")
+            await write(tx, "two")
+            async with tx.tenant("a"), tx.tenant("a"):
+                await write(tx, "three")
+        await write(tx, "four")
+
+    at.tasks.task(name="work")(work)
+    assert await at.run("work", tenant="a") is None, at.outcomes
+    assert await notes(shop) == [("b", "one"), ("b", "two"), ("a", "three"), ("a", "four")]
+
+
 async def test_a_cancelled_block_leaves_nothing(at: Bench, shop: Session) -> None:
     found = add_probe(at)
 
