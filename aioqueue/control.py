@@ -100,7 +100,7 @@ class Controlling(Enqueuing):
             await self.store.set_queue(conn, queue, paused=paused)
         if paused:
             async with services.database.for_caller() as conn:
-                await self.store.settle_limits(conn)
+                await self.store.wait_for_claims(conn)
         else:
             services.notifier.hint("ready")
 

@@ -6,7 +6,7 @@ The SQL stands in sql/functions/. Changes of limits are settled and swept after 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from psycopg import AsyncConnection
 
@@ -15,7 +15,8 @@ from .reading import Reading, array
 _CALLS = {
     "set_tenant": "SELECT * FROM aioqueue.set_tenant(%s::text, %s::double precision, %s::integer, %s::boolean, %s::text[])",
     "set_queue": "SELECT aioqueue.set_queue(%s::text, %s::boolean)",
-    "settle_limits": "SELECT aioqueue.settle_limits(%s::boolean)",
+    "wait_for_claims": "SELECT aioqueue.wait_for_claims(%s::boolean)::text",
+    "settle_limits": "SELECT aioqueue.settle_limits(%s::text::jsonb, %s::boolean)",
     "park_tenant": "SELECT aioqueue.park_tenant(%s::text, %s::integer)",
     "sweep_parked": "SELECT aioqueue.sweep_parked(%s::integer, %s::bigint[], %s::boolean)",
     "unpark": "SELECT * FROM aioqueue.unpark(%s::bigint[], %s::integer[], %s::text::jsonb, %s::text::jsonb)",
@@ -48,12 +49,18 @@ class LimitStore(Reading):
         """Pause a queue, or resume it."""
         await self.execute(conn, "set_queue", (queue, paused))
 
-    async def settle_limits(self, conn: AsyncConnection[Any], *, wait: bool = True) -> None:
-        """Wait for the claims in flight and count what runs already; in a transaction of its own.
+    async def wait_for_claims(self, conn: AsyncConnection[Any], *, always: bool = True) -> str | None:
+        """Wait for the claims in flight (unless `always`: only where a limit is new); the limits that are to be settled."""
+        return cast("str | None", await self._value(conn, "wait_for_claims", always))
 
-        Without `wait` only where a limit is new.
+    async def settle_limits(self, conn: AsyncConnection[Any], *, wait: bool = True) -> None:
+        """Wait for the claims in flight, then count what runs already, in two transactions: `conn` is in none.
+
+        Without `wait` only where a limit is new, and leaving aside those that somebody is changing.
         """
-        await self.execute(conn, "settle_limits", (wait,))
+        seen = await self.wait_for_claims(conn, always=wait)
+        if seen is not None:
+            await self.execute(conn, "settle_limits", (seen, wait))
 
     async def park_tenant(self, conn: AsyncConnection[Any], tenant: str, *, limit: int) -> int:
         """Park a tenant's ready jobs, so that they get new positions; the number."""

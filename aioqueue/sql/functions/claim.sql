@@ -3,7 +3,7 @@
 -- from them, before the next group is looked at. Each lane is scanned from its floor, below which nothing is ready
 -- (floor.py). An empty lane costs one index probe. Lanes of paused queues are left out.
 -- Precondition: the worker lives; its row is locked FOR KEY SHARE first, so that rescue (FOR UPDATE) and a claim never
--- overlap; a dead worker gets SQLSTATE AQ001. Then a shared lock, so that settle_limits can wait for the claims in flight;
+-- overlap; a dead worker gets SQLSTATE AQ001. Then a shared lock, so that wait_for_claims can wait for those in flight;
 -- then live rows in lane order, SKIP LOCKED: no claim waits for another. Where there is any limit, claim_limited goes on.
 -- Served by live_pkey. ctid = ANY(ARRAY(…)) because a join with a LIMIT parameter flips to a sequential scan.
 -- keys: the limited keys that the job holds. Rows without a job_id: see claim_limited.

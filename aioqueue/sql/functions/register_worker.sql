@@ -3,14 +3,14 @@
 -- by themselves within a minute. Served by scheduled_unknown_task.
 -- p_connections: how many it has of the server's at most; NULL: unknown.
 -- p_tasks: [{"name", "queue", "priority", "max_attempts", "require_tenant", "max_running", "max_running_per_key"}, …]. Task rows, and their limits
--- (both may be null or missing: none), are written in name order, and only when changed; new limits hold with the commit.
+-- (both may be null or missing: none), are written in name order, and only when changed; to be settled after the commit.
 CREATE OR REPLACE FUNCTION aioqueue.register_worker(
     p_worker bigint, p_host text, p_pid integer, p_version text, p_queues text[], p_concurrency integer,
     p_lease double precision, p_tasks jsonb, p_connections integer DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
-DECLARE at timestamptz; each record; changed boolean := false;
+DECLARE at timestamptz; each record;
 BEGIN
     PERFORM pg_current_xact_id();
     at := clock_timestamp();
@@ -26,8 +26,8 @@ BEGIN
           OR t.seen_at < at - interval '1 hour';
     FOR each IN SELECT e.name, e.max_running, e.max_running_per_key
                FROM jsonb_to_recordset(p_tasks) AS e (name text, max_running integer, max_running_per_key integer) ORDER BY e.name LOOP
-        changed := aioqueue.set_limit('key', each.name, each.max_running_per_key, false) OR changed;
-        changed := aioqueue.set_limit('task', each.name, each.max_running, false) OR changed;
+        PERFORM aioqueue.set_limit('key', each.name, each.max_running_per_key, false);
+        PERFORM aioqueue.set_limit('task', each.name, each.max_running, false);
     END LOOP;
     WITH d AS (
         DELETE FROM aioqueue.scheduled s WHERE s.ctid = ANY (ARRAY(
@@ -36,7 +36,4 @@ BEGIN
         RETURNING s.*)
     INSERT INTO aioqueue.scheduled (run_at, job_id, lane, tenant, attempt, spared)
     SELECT clock_timestamp(), d.job_id, d.lane, d.tenant, d.attempt, d.spared FROM d;
-    IF changed THEN
-        PERFORM aioqueue.settle_limits(true);
-    END IF;
 END $$;

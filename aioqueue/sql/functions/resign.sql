@@ -8,6 +8,7 @@ BEGIN
     PERFORM FROM aioqueue.worker w WHERE w.id = p_worker FOR UPDATE;
     IF NOT EXISTS (SELECT FROM aioqueue.live l WHERE l.worker = p_worker) THEN
         DELETE FROM aioqueue.cancel c WHERE c.worker = p_worker;
+        DELETE FROM aioqueue.held h WHERE h.worker = p_worker;  -- none, but for what settle_limits has left
         DELETE FROM aioqueue.worker w WHERE w.id = p_worker;
     END IF;
 END $$;

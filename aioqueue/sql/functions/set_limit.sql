@@ -1,5 +1,5 @@
 -- set_limit: writes one limit, or takes it away where it neither limits nor pauses. Returns whether that changed anything.
--- Locks its row. Whoever sets it calls settle_limits and sweep_parked after the commit; workers do too, within seconds.
+-- Locks its row. Whoever sets it calls wait_for_claims, settle_limits and sweep_parked after the commit; workers do too, within seconds.
 CREATE OR REPLACE FUNCTION aioqueue.set_limit(p_kind text, p_name text, p_max_running integer, p_paused boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN

@@ -1,5 +1,5 @@
 -- set_queue: pauses a queue or resumes it, in the caller's transaction: claims that begin after the commit leave its lanes out.
--- A settle_limits after the commit waits for those that began before. Jobs that run are left alone.
+-- A wait_for_claims after the commit waits for those that began before. Jobs that run are left alone.
 CREATE OR REPLACE FUNCTION aioqueue.set_queue(p_queue text, p_paused boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN

@@ -1,6 +1,6 @@
 -- set_tenant: a tenant's weight (NULL: 1), limit of running jobs (NULL: none) and pause, as they are to be from now on;
 -- parameters in p_keep ('weight', 'max_running', 'paused') stay as they are. In the caller's transaction. Locks the tenant's rows.
--- Afterwards, each in a transaction of its own: settle_limits, so that no claim in flight breaks it; where the weight changed
+-- Afterwards, each in a transaction of its own: wait_for_claims and settle_limits, so that no claim in flight breaks it; where the weight changed
 -- (first result), park_tenant until it returns less than asked; and sweep_parked for the tenant's key (second result).
 CREATE OR REPLACE FUNCTION aioqueue.set_tenant(
     p_tenant text, p_weight double precision, p_max_running integer, p_paused boolean, p_keep text[] DEFAULT '{}',
