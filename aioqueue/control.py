@@ -72,11 +72,11 @@ class Controlling(Enqueuing):
         while moved == BATCH:
             async with database.for_caller() as conn:
                 moved = await self.store.park_tenant(conn, tenant, limit=BATCH)
-        moved, lifted = BATCH, False
+        moved, again = BATCH, False
         while moved == BATCH:
             async with database.for_caller() as conn:
-                moved = await self.store.sweep_parked(conn, limit=BATCH, keys=[key], lifted=lifted)
-            lifted = True
+                moved, _ = await self.store.sweep_parked(conn, limit=BATCH, keys=[key], again=again)
+            again = True
         services.notifier.hint("ready")
 
     async def list_tenants(self) -> list[TenantStatus]:

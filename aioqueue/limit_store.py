@@ -12,13 +12,16 @@ from psycopg import AsyncConnection
 
 from .reading import Reading, array
 
+LOWEST_KEY, HIGHEST_KEY = -(2**63), 2**63 - 1
+
 _CALLS = {
     "set_tenant": "SELECT * FROM aioqueue.set_tenant(%s::text, %s::double precision, %s::integer, %s::boolean, %s::text[])",
     "set_queue": "SELECT aioqueue.set_queue(%s::text, %s::boolean)",
     "wait_for_claims": "SELECT aioqueue.wait_for_claims(%s::boolean)::text",
     "settle_limits": "SELECT aioqueue.settle_limits(%s::text::jsonb, %s::boolean)",
     "park_tenant": "SELECT aioqueue.park_tenant(%s::text, %s::integer)",
-    "sweep_parked": "SELECT aioqueue.sweep_parked(%s::integer, %s::bigint[], %s::boolean)",
+    "sweep_parked": "SELECT * FROM aioqueue.sweep_parked(%s::integer, %s::bigint[], %s::boolean, %s::bigint, %s::bigint,"
+    " %s::text::jsonb, %s::text::jsonb)",
     "unpark": "SELECT * FROM aioqueue.unpark(%s::bigint[], %s::integer[], %s::text::jsonb, %s::text::jsonb)",
 }
 
@@ -67,10 +70,25 @@ class LimitStore(Reading):
         return int(await self._value(conn, "park_tenant", tenant, limit))
 
     async def sweep_parked(
-        self, conn: AsyncConnection[Any], *, limit: int, keys: Sequence[int] | None = None, lifted: bool = False
-    ) -> int:
-        """Make parked jobs ready where there is room (`lifted`: no limit any more); the number, −1: another process is at it."""
-        return int(await self._value(conn, "sweep_parked", limit, None if keys is None else array(keys), lifted))
+        self,
+        conn: AsyncConnection[Any],
+        *,
+        limit: int,
+        keys: Sequence[int] | None = None,
+        again: bool = False,
+        after: int = LOWEST_KEY,
+        upto: int = HIGHEST_KEY,
+        held: str = "{}",
+        parked: str = "{}",
+    ) -> tuple[int, int | None]:
+        """Make parked jobs ready where there is room (`again`: only those that take none), of `keys` or of the next ones `after`.
+
+        The number (−1: another process is at it), and the last key seen to, None without one. `held`, `parked`: KeyFloors.
+        """
+        params = (limit, None if keys is None else array(keys), again, after, upto, held, parked)
+        row = await (await self.execute(conn, "sweep_parked", params)).fetchone()
+        assert row is not None  # noqa: S101 - a function with OUT parameters returns one row
+        return row[0], row[1]
 
     async def unpark(
         self, conn: AsyncConnection[Any], wanted: Mapping[int, int], *, held: str = "{}", parked: str = "{}"

@@ -14,12 +14,13 @@ from datetime import UTC, datetime
 from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
-from psycopg import AsyncConnection, AsyncCursor, Connection, sql
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
 from psycopg.rows import TupleRow, tuple_row
 
 from .floor import Snapshot
 from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
 from .limit_store import LimitStore
+from .pooler import execute_in_thread
 from .reading import array
 
 WORKER_DEAD = "AQ001"
@@ -65,8 +66,8 @@ _CALLS = {
     " %s::double precision, %s::text::jsonb, %s::integer)",
     "beat": "SELECT aioqueue.beat(%s::bigint, %s::double precision, %s::integer, %s::text[])",
     "resign": "SELECT aioqueue.resign(%s::bigint)",
-    "rescue": "SELECT * FROM aioqueue.rescue(%s::bigint, %s::integer)",
-    "rescue_orphans": "SELECT aioqueue.rescue_orphans(%s::integer)",
+    "rescue": "SELECT * FROM aioqueue.rescue(%s::bigint, %s::integer, %s::text::jsonb, %s::text::jsonb)",
+    "rescue_orphans": "SELECT aioqueue.rescue_orphans(%s::integer, %s::text::jsonb, %s::text::jsonb)",
     "cancel_job": "SELECT aioqueue.cancel_job(%s::pg_catalog.uuid, %s::pg_catalog.text)",
     "retry_job": "SELECT aioqueue.retry_job(%s::uuid, %s::text)",
     "read_outcomes": "SELECT * FROM aioqueue.read_outcomes(%s::uuid[], %s::text[])",
@@ -140,7 +141,7 @@ class EndedJob:
     error_message: str | None
 
 
-async def _select(conn: AsyncConnection[Any], columns: Iterable[LiteralString], params: Sequence[str]) -> AsyncCursor[TupleRow]:
+async def _select(conn: AsyncConnection[Any], columns: Sequence[LiteralString], params: Sequence[str]) -> AsyncCursor[TupleRow]:
     # Rows are tuples and parameters %s, whatever the caller's own cursors make of them.
     cursor = AsyncCursor(conn, row_factory=tuple_row)
     return await cursor.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(map(sql.SQL, columns))), params)
@@ -361,15 +362,20 @@ class Store(LimitStore):
         """Say that the worker stops."""
         await self.execute(conn, "resign", (worker,))
 
-    async def rescue(self, conn: AsyncConnection[Any], *, worker: int, limit: int) -> tuple[int, int] | None:
-        """Take up to `limit` jobs of one dead worker: (that worker, jobs moved), or None when nobody is dead."""
-        cursor = await self.execute(conn, "rescue", (worker, limit))
+    async def rescue(
+        self, conn: AsyncConnection[Any], *, worker: int, limit: int, held: str = "{}", parked: str = "{}"
+    ) -> tuple[int, int] | None:
+        """Take up to `limit` jobs of one dead worker: (that worker, jobs moved), or None when nobody is dead.
+
+        `held`, `parked`: KeyFloors.
+        """
+        cursor = await self.execute(conn, "rescue", (worker, limit, held, parked))
         row = await cursor.fetchone()
         return None if row is None else (row[0], row[1])
 
-    async def rescue_orphans(self, conn: AsyncConnection[Any], *, limit: int) -> int:
+    async def rescue_orphans(self, conn: AsyncConnection[Any], *, limit: int, held: str = "{}", parked: str = "{}") -> int:
         """Take running jobs whose worker has no row; scans all of live."""
-        return int(await self._value(conn, "rescue_orphans", limit))
+        return int(await self._value(conn, "rescue_orphans", limit, held, parked))
 
     async def cancel_job(self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None) -> JobState | None:
         """Cancel, or ask for it (RUNNING); None: unknown to the tenant."""
@@ -419,9 +425,14 @@ class Store(LimitStore):
         self, conn: Connection[Any], *, worker: int, lease: float, running: int, problems: Sequence[str] = ()
     ) -> bool:
         """Do as `beat` does."""
-        row = conn.execute(self.sql["beat"], (worker, lease, running, list(problems))).fetchone()
+        row = self._execute_in_thread(conn, "beat", (worker, lease, running, list(problems))).fetchone()
         return row is not None and bool(row[0])
 
     def record_in_thread(self, conn: Connection[Any], *, worker: int, outcomes: str) -> dict[UUID, str]:
         """Do as `record` does."""
-        return dict(conn.execute(self.sql["record"], (worker, outcomes)).fetchall())
+        return dict(self._execute_in_thread(conn, "record", (worker, outcomes)).fetchall())
+
+    def _execute_in_thread(self, conn: Connection[Any], name: str, params: Sequence[object]) -> Cursor[TupleRow]:
+        cursor = Cursor(conn, row_factory=tuple_row)
+        execute_in_thread(cursor, self.sql[name], params)
+        return cursor

@@ -7,6 +7,7 @@ import time
 
 from aioqueue.database import Database
 from aioqueue.events import JobsRescued, Observers
+from aioqueue.floor import Floors
 from aioqueue.store import Store
 
 BATCH = 500
@@ -18,10 +19,11 @@ ORPHANS_EVERY = 60.0
 class Rescuer:
     """The rescuing of one worker."""
 
-    def __init__(self, database: Database, store: Store, observers: Observers) -> None:
+    def __init__(self, database: Database, store: Store, observers: Observers, floors: Floors) -> None:
         self._database = database
         self._store = store
         self._observers = observers
+        self._floors = floors
         self._next_orphans = 0.0
 
     async def rescue(self, worker: int) -> int:
@@ -30,7 +32,7 @@ class Rescuer:
         seen: set[int] = set()
         while True:
             async with self._database.runtime() as conn:
-                found = await self._store.rescue(conn, worker=worker, limit=BATCH)
+                found = await self._store.rescue(conn, worker=worker, limit=BATCH, **self._key_floors())
             if found is None:
                 return moved
             dead, count = found
@@ -49,7 +51,11 @@ class Rescuer:
             return 0
         self._next_orphans = now + ORPHANS_EVERY * (0.75 + random.random() / 2)
         async with self._database.runtime() as conn:
-            moved = await self._store.rescue_orphans(conn, limit=BATCH)
+            moved = await self._store.rescue_orphans(conn, limit=BATCH, **self._key_floors())
         if moved:
             self._observers.emit(JobsRescued(0, moved))
         return moved
+
+    def _key_floors(self) -> dict[str, str]:
+        losses = self._database.losses
+        return {"held": self._floors.held.text(losses), "parked": self._floors.parked.text(losses)}

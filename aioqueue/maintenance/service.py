@@ -53,8 +53,8 @@ class Maintenance:
         self._cancel = cancel
         self._ticker = Ticker(database, store, floors, worker=worker, restarted=restarted)
         self._promoter = Promoter(database, store, observers)
-        self._rescuer = Rescuer(database, store, observers)
-        self._sweeper = Sweeper(database, store)
+        self._rescuer = Rescuer(database, store, observers, floors)
+        self._sweeper = Sweeper(database, store, floors)
         self._busy = asyncio.Event()
         self._next_rescue = 0.0
 

@@ -6,6 +6,8 @@ import random
 import time
 
 from aioqueue.database import Database
+from aioqueue.floor import Floors
+from aioqueue.limit_store import HIGHEST_KEY, LOWEST_KEY
 from aioqueue.store import Store
 
 EVERY = 10.0
@@ -14,14 +16,17 @@ SHARE = 100
 """A sweep that took t seconds is not repeated before this many times t."""
 BATCH = 1000
 """Jobs made ready in one transaction."""
+STEPS = 20
+"""Steps of one sweep, each over 50 keys, at most; the next sweep begins at another key."""
 
 
 class Sweeper:
     """The sweeping of one worker."""
 
-    def __init__(self, database: Database, store: Store) -> None:
+    def __init__(self, database: Database, store: Store, floors: Floors) -> None:
         self._database = database
         self._store = store
+        self._floors = floors
         self._next = 0.0
 
     async def sweep(self) -> int:
@@ -29,14 +34,41 @@ class Sweeper:
         began = time.monotonic()
         if began < self._next:
             return 0
-        self._next = began + EVERY * (0.75 + random.random() / 2)
-        total = 0
-        async with self._database.runtime() as conn:
-            await self._store.settle_limits(conn, wait=False)
-        moved = BATCH
-        while moved == BATCH:
+        try:
             async with self._database.runtime() as conn:
-                moved = await self._store.sweep_parked(conn, limit=BATCH, lifted=total > 0)
-            total += max(moved, 0)
-        self._next = max(self._next, time.monotonic() + SHARE * (time.monotonic() - began))
+                await self._store.settle_limits(conn, wait=False)
+            return await self._sweep()
+        finally:
+            # Also when it fails: what takes too long must not be begun again at once.
+            now = time.monotonic()
+            self._next = max(began + EVERY * (0.75 + random.random() / 2), now + SHARE * (now - began))
+
+    async def _sweep(self) -> int:
+        start = random.randrange(LOWEST_KEY, HIGHEST_KEY)
+        total = steps = 0
+        for after, upto in ((start, HIGHEST_KEY), (LOWEST_KEY, start)):
+            last: int | None = after
+            while last is not None and steps < STEPS:
+                moved, last = await self._step(last, upto)
+                if moved < 0:
+                    return total
+                total += moved
+                steps += 1
         return total
+
+    async def _step(self, after: int, upto: int) -> tuple[int, int | None]:
+        total, again, last = 0, False, None
+        while True:
+            losses = self._database.losses
+            held, parked = self._floors.held.text(losses), self._floors.parked.text(losses)
+            async with self._database.runtime() as conn:
+                moved, found = await self._store.sweep_parked(
+                    conn, limit=BATCH, again=again, after=after, upto=upto, held=held, parked=parked
+                )
+            if moved < 0:
+                return (total or -1), None
+            last = last if again else found
+            total += moved
+            if moved < BATCH:
+                return total, last
+            again = True

@@ -131,7 +131,9 @@ class Session:
         return moved
 
     async def sweep(self, **options: Any) -> int:
-        return await self.store.sweep_parked(self.conn, limit=1000, **options)
+        """Sweep the first 50 keys, or those given; the number made ready."""
+        moved, _ = await self.store.sweep_parked(self.conn, limit=1000, **options)
+        return moved
 
     async def held(self) -> list[tuple[Any, ...]]:
         """(key, job_id) of every held row."""

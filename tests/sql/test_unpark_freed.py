@@ -41,4 +41,4 @@ async def test_it_waits_for_a_claim_that_saw_the_key_full(boss: Session, one: Se
 
 
 async def test_none_is_none(boss: Session) -> None:
-    await boss.rows("SELECT aioqueue.unpark_freed('{}')")
+    await boss.rows("SELECT aioqueue.unpark_freed('{}', '{}', '{}')")

@@ -65,6 +65,38 @@ async def test_without_a_limit_they_go_behind_and_in_no_burst(boss: Session, one
     assert len(tags) == 6 == len(set(tags)), "one step apart each, also those of different calls"
 
 
+async def test_jobs_of_lanes_of_which_nothing_is_claimed_do_not_count(boss: Session, one: Session) -> None:
+    other = lane("other", 0)
+    key = await one.limit("T", 1)
+    worker = await one.register()
+    for number, queue in ((1, "default"), (3, "other"), (1, "default"), (1, "other"), (4, "default")):
+        await one.enqueue(number, tenant="T", queue=queue)
+        await one.claim(worker, lanes=[LANE, other])
+    await one.limit("T", 2)
+    waiting = [job_id for _, job_id in await one.parked()]
+    call = "SELECT moved FROM aioqueue.unpark_key(%s, %s, 0, 0, %s, %s, %s::bigint[])"
+    assert await boss.value(call, key, 0, 2, [other], None) == 2, "no more than allowed"
+    assert await boss.value(call, key, 1, 100, [other], None) == 3, "the other, the one that counts, and the one behind it"
+    assert [job_id for _, job_id in await one.parked()] == waiting[5:]
+    assert await boss.value(call, key, None, 100, [], [LANE]) == 1
+    assert await boss.value(call, key, None, 2, [], [other]) == 2, "nobody serves it"
+    assert await boss.value(call, key, None, 100, [other], [LANE]) == 1
+
+
+async def test_unpark_passes_over_a_paused_queue(boss: Session, one: Session) -> None:
+    await one.limit("T", 1)
+    await one.enqueue(3, tenant="T", queue="other")
+    await one.enqueue(2, tenant="T")
+    worker = await one.register()
+    (job,) = await one.claim(worker, lanes=[lane("other", 0), LANE])
+    await one.store.set_queue(one.conn, "other", paused=True)
+    await one.rows("SELECT aioqueue.resign(%s)", worker)
+    assert await one.rescue() is not None
+    worker = await one.register()
+    assert len(await one.claim(worker)) == 1, "rescue too"
+    assert job.queue == "other" and len(await one.parked()) == 1
+
+
 async def test_first_is_where_the_next_look_begins(boss: Session, one: Session) -> None:
     _, key = await park(one, 4)
     positions = [pos for (pos,) in await one.rows("SELECT pos FROM aioqueue.parked ORDER BY pos")]

@@ -2,11 +2,13 @@
 -- Dead: said so, or its lease has ended by the database's clock. Its row is locked FOR UPDATE SKIP LOCKED before it is
 -- marked dead: no claim of it is in flight then, and none can follow. It stays on the list until a pass finds no live row
 -- of it; the row goes in that pass. The first loss of a job is ready at once; from the second on with back-off.
--- The limited keys that they held are free, and as many parked jobs are made ready, last (unpark_freed).
+-- The limited keys that they held are free, and as many parked jobs are made ready, last (unpark_freed); p_held, p_parked: as unpark's.
 -- Which of the dead is left to chance, so that one whose last row stays locked holds up no other.
 -- Safe to run in parallel. Returns the worker looked at and the number of jobs moved; no row: nobody is dead.
 -- The one statement that scans live by worker, and only when one is dead.
-CREATE OR REPLACE FUNCTION aioqueue.rescue(p_worker bigint, p_limit integer) RETURNS TABLE (worker bigint, moved integer)
+CREATE OR REPLACE FUNCTION aioqueue.rescue(
+    p_worker bigint, p_limit integer, p_held jsonb DEFAULT '{}', p_parked jsonb DEFAULT '{}'
+) RETURNS TABLE (worker bigint, moved integer)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -29,9 +31,9 @@ BEGIN
     END LOOP;
     IF moved = 0 AND NOT EXISTS (SELECT FROM aioqueue.live l WHERE l.worker = w) THEN
         DELETE FROM aioqueue.cancel c WHERE c.worker = w;
-        DELETE FROM aioqueue.held h WHERE h.worker = w;  -- none, unless rows of live were deleted by hand
+        DELETE FROM aioqueue.held h WHERE h.worker = w;  -- what settle_limits may have left
         DELETE FROM aioqueue.worker k WHERE k.id = w;
     END IF;
-    PERFORM aioqueue.unpark_freed(freed);
+    PERFORM aioqueue.unpark_freed(freed, p_held, p_parked);
     RETURN NEXT;
 END $$;

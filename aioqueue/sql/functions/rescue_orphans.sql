@@ -1,6 +1,6 @@
 -- rescue_orphans: as rescue, for running rows whose worker has no row at all (deleted by hand, lost in a failover).
 -- Scans live, so it is called at a worker's start and about once a minute, by one worker at a time (a try-lock).
-CREATE OR REPLACE FUNCTION aioqueue.rescue_orphans(p_limit integer) RETURNS integer
+CREATE OR REPLACE FUNCTION aioqueue.rescue_orphans(p_limit integer, p_held jsonb DEFAULT '{}', p_parked jsonb DEFAULT '{}') RETURNS integer
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 DECLARE
     r aioqueue.live; moved integer := 0; freed bigint[] := '{}';
@@ -16,6 +16,6 @@ BEGIN
         PERFORM aioqueue.rescue_job(r);
         moved := moved + 1;
     END LOOP;
-    PERFORM aioqueue.unpark_freed(freed);
+    PERFORM aioqueue.unpark_freed(freed, p_held, p_parked);
     RETURN moved;
 END $$;

@@ -10,14 +10,14 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
-    x record;
+    x record; idle bigint[] := aioqueue.paused_lanes();
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     PERFORM aioqueue.lock_keys(p_keys);
     moved := 0; firsts := '{}';
     FOR i IN 1..cardinality(p_keys) LOOP
         SELECT u.* INTO x FROM aioqueue.unpark_key(
-            p_keys[i], p_wanted[i], coalesce((p_held ->> p_keys[i]::text)::bigint, 0), coalesce((p_parked ->> p_keys[i]::text)::bigint, 0), 1000) AS u;
+            p_keys[i], p_wanted[i], coalesce((p_held ->> p_keys[i]::text)::bigint, 0), coalesce((p_parked ->> p_keys[i]::text)::bigint, 0), 1000, idle) AS u;
         moved := moved + x.moved;
         firsts := firsts || x.first;
     END LOOP;

@@ -2,14 +2,17 @@
 -- Precondition: the key is locked (lock_keys). Held rows are counted in a statement of its own, from the position p_held; the
 -- parked ones are looked at from p_parked on, below which the caller knows of none, and locked with SKIP LOCKED: a cancel in a
 -- transaction left open keeps nobody waiting. p_wanted NULL: as many as there is room for.
+-- p_idle: lanes of which nothing is claimed, p_served (NULL: unknown): lanes of which only anything is. Jobs of other lanes do not
+-- count and go too, where they stand before those that do: ready they are in nobody's way, parked they would hold up all others.
 -- In front: XID first, then V, and tags from V on, since these jobs have waited before the tenant's others. Without a limit any
 -- more there may be very many: they go behind the tenant's others, by make_ready, so that they come in no burst.
 -- first: where the key's first parked row now stands (or the next will). Served by parked_pkey, held_pkey, limits_pkey.
 CREATE OR REPLACE FUNCTION aioqueue.unpark_key(
-    p_key bigint, p_wanted integer, p_held bigint, p_parked bigint, p_limit integer, OUT moved integer, OUT first bigint
+    p_key bigint, p_wanted integer, p_held bigint, p_parked bigint, p_limit integer, p_idle bigint[] DEFAULT '{}',
+    p_served bigint[] DEFAULT NULL, OUT moved integer, OUT first bigint
 ) LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
-    rule bigint; most integer; room integer; limited boolean;
+    rule bigint; most integer; room integer; limited boolean; number integer;
     ids uuid[]; lanes bigint[]; tenants text[]; attempts integer[]; spareds integer[];
 BEGIN
     moved := 0;
@@ -28,10 +31,19 @@ BEGIN
     IF room <= 0 THEN
         RETURN;
     END IF;
+    number := least(coalesce(p_wanted, room), p_limit);
+    IF limited AND (p_idle <> '{}' OR p_served IS NOT NULL) THEN
+        -- Up to the one that would be too many.
+        SELECT x.n - 1 INTO number
+          FROM (SELECT y.lane, row_number() OVER (ORDER BY y.pos) AS n
+                  FROM (SELECT p.lane, p.pos FROM aioqueue.parked p WHERE p.key = p_key AND p.pos >= first ORDER BY p.pos LIMIT p_limit) y) x
+         WHERE x.lane <> ALL (p_idle) AND (p_served IS NULL OR x.lane = ANY (p_served)) ORDER BY x.n OFFSET number LIMIT 1;
+        number := coalesce(number, p_limit);
+    END IF;
     WITH d AS (
         DELETE FROM aioqueue.parked r WHERE r.ctid = ANY (ARRAY(
                SELECT p.ctid FROM aioqueue.parked p WHERE p.key = p_key AND p.pos >= first
-                ORDER BY p.pos LIMIT least(coalesce(p_wanted, room), p_limit) FOR UPDATE SKIP LOCKED))
+                ORDER BY p.pos LIMIT number FOR UPDATE SKIP LOCKED))
         RETURNING r.*)
     SELECT array_agg(d.job_id), array_agg(d.lane), array_agg(d.tenant), array_agg(d.attempt), array_agg(d.spared)
       INTO ids, lanes, tenants, attempts, spareds FROM (SELECT * FROM d ORDER BY d.pos) d;
