@@ -62,7 +62,7 @@ class Unparker:
         self._idle.clear()
 
     async def wait_idle(self) -> None:
-        """Wait until nothing is owed."""
+        """Wait until nothing is owed, nor about to be answered."""
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -74,9 +74,12 @@ class Unparker:
             # One turn of the loop, so that jobs that ended together are followed up together.
             await asyncio.sleep(0)
             batch = dict(list(self._wanted.items())[:BATCH])
+            for key in batch:
+                del self._wanted[key]  # what comes up from here on may have come too late for this statement
             try:
                 await self._unpark(batch)
             except psycopg.Error as error:
+                self._wanted.update(batch)
                 if lost_since is None:
                     lost_since = time.monotonic()
                     self._observers.emit(DatabaseLost("unparker", str(error)))
@@ -86,7 +89,6 @@ class Unparker:
             if lost_since is not None:
                 self._observers.emit(DatabaseRecovered("unparker", time.monotonic() - lost_since))
                 lost_since, pause = None, 0.1
-            self._wanted -= Counter(batch)
             if not self._wanted:
                 self._work.clear()
                 self._idle.set()

@@ -104,6 +104,26 @@ async def test_room_that_was_passed_on_tries_twice_as_many_up_to_a_bound(bench: 
     assert asked == [{1: 6}, {1: AHEAD}]
 
 
+async def test_room_that_is_passed_on_while_a_statement_runs_is_not_forgotten(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    unpark = bench.session.store.unpark
+    idle: list[bool] = []
+
+    async def ask(conn: AsyncConnection[Any], wanted: dict[int, int], **floors: str) -> Any:
+        asked.append(dict(wanted))
+        if len(asked) == 1:
+            bench.unparker.passed({bench.key: 1})
+        idle.append(bench.unparker._idle.is_set())
+        return await unpark(conn, wanted, **floors)
+
+    monkeypatch.setattr(bench.session.store, "unpark", ask)
+    bench.unparker.passed({bench.key: 1})
+    await bench.idle()
+    assert asked == [{bench.key: 2}, {bench.key: 2}] and idle == [False, False]
+
+
 async def test_what_is_not_answered_is_tried_again_and_nothing_is_forgotten(
     bench: Bench, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
