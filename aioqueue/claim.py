@@ -16,7 +16,7 @@ from typing import Protocol
 
 import psycopg
 
-from .database import Database
+from .database import Database, connection_lost
 from .events import DatabaseLost, DatabaseRecovered, JobClaimed, Observers
 from .floor import Floors
 from .job import Claimed, Fence
@@ -293,7 +293,8 @@ class Claimer:
                 if error.sqlstate == WORKER_DEAD:
                     self._lease.refused(worker)
                     return Claims()
-                self._unanswered = time.monotonic() + UNANSWERED
+                if connection_lost(error):
+                    self._unanswered = time.monotonic() + UNANSWERED  # an error that the server answers took nothing
                 if lost_since is None:
                     lost_since = time.monotonic()
                     self._observers.emit(DatabaseLost("claimer", str(error)))

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 from psycopg import AsyncConnection
 
@@ -258,6 +259,32 @@ async def test_a_claim_without_an_answer_is_found_beside_an_earlier_attempt_of_t
             claimer._unanswered = time.monotonic() + 60
             await claimer.hand_back_unknown()
         assert [job.fence for job in put] == found
+
+
+@pytest.mark.parametrize(
+    ("error", "unknown"),
+    [
+        (psycopg.errors.LockNotAvailable("busy"), False),
+        (psycopg.errors.QueryCanceled("too long"), False),
+        (psycopg.errors.AdminShutdown("gone"), True),
+        (psycopg.OperationalError("gone"), True),
+    ],
+)
+async def test_a_claim_that_the_server_refuses_took_nothing(
+    worker_dsn: str, boss: Session, monkeypatch: pytest.MonkeyPatch, error: psycopg.Error, unknown: bool
+) -> None:
+    worker = await boss.register()
+    claim, errors = boss.store.claim, [error]
+
+    async def refuse(conn: AsyncConnection[Any], **options: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return await claim(conn, **options)
+
+    monkeypatch.setattr(boss.store, "claim", refuse)
+    async with claimer_of(worker_dsn, boss, worker, set()) as (claimer, _):
+        await claimer._claim(1)
+        assert (claimer._unanswered is not None) is unknown
 
 
 class Standing:
