@@ -225,7 +225,10 @@ class Guard:
             if time.monotonic() < self._connect_at:
                 return None
             try:
-                self._conn = psycopg.connect(self._conninfo, autocommit=True, connect_timeout=self._connect_timeout)
+                # It may lead through a pooler, where the next statement may meet another session: nothing is prepared.
+                self._conn = psycopg.connect(
+                    self._conninfo, autocommit=True, prepare_threshold=None, connect_timeout=self._connect_timeout
+                )
             except psycopg.Error:
                 pause = min(self._pause * 2**self._failures, self._lease.beat_seconds, LONGEST_PAUSE)
                 self._failures = min(self._failures + 1, 10)

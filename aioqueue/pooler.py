@@ -13,7 +13,7 @@ import socket
 from typing import Any, Self
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor, Connection, IsolationLevel, sql
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, IsolationLevel, sql
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import TupleRow
 
@@ -121,6 +121,24 @@ async def execute(cursor: AsyncCursor[Any], statement: Any, params: Any = None) 
         raise
     except BaseException:
         await conn.close()  # cancelled: who has it next must not find it in a transaction
+        raise
+
+
+def execute_in_thread(cursor: Cursor[Any], statement: Any, params: Any = None) -> None:
+    """Execute one of the runtime's statements on a connection that blocks, in a transaction of its own, pooler or not.
+
+    An error closes the connection.
+    """
+    conn = cursor.connection
+    try:
+        with conn.pipeline():
+            conn.execute(_BEGIN)
+            conn.execute(_OWN_ROLE)
+            conn.execute(_LOCAL, _LOCAL_VALUES)
+            cursor.execute(statement, params)
+            conn.execute("COMMIT")
+    except BaseException:
+        conn.close()
         raise
 
 

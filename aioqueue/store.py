@@ -299,13 +299,13 @@ class Store(LimitStore):
 
     async def get_settings(self, conn: AsyncConnection[Any], names: Sequence[str]) -> AsyncCursor[TupleRow]:
         """Read settings as the session has them now, in one row; NULL: it has no value."""
-        return await _select(conn, ["pg_catalog.current_setting(%s, true)"] * len(names), names)
+        return await _select(conn, ["pg_catalog.current_setting(%s, true)" for _ in names], names)
 
     async def set_local(self, conn: AsyncConnection[Any], values: Mapping[str, str]) -> AsyncCursor[TupleRow]:
         """Set settings for the current transaction only; the first column of its row is the role as it is."""
         return await _select(
             conn,
-            ["pg_catalog.current_setting('role')", *["pg_catalog.set_config(%s, %s, true)"] * len(values)],
+            ["pg_catalog.current_setting('role')", *("pg_catalog.set_config(%s, %s, true)" for _ in values)],
             [part for pair in values.items() for part in pair],
         )
 
