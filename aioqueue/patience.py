@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -18,8 +19,18 @@ from .events import logger
 
 T = TypeVar("T")
 
+REFUSALS = re.compile(
+    r"FATAL: +(?:(?:database|role) .* does not exist|.*authentication failed|no pg_hba\.conf entry)|no password supplied"
+)
+"""What the server, or libpq, says of a wrong DSN. There is no SQLSTATE of it: libpq keeps none of an attempt to connect."""
+
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between attempts; doubling, jittered."""
+
+
+def refused(error: psycopg.Error) -> bool:
+    """Whether the server answers, and refuses database, role or password: only another DSN would mend that."""
+    return isinstance(error, psycopg.OperationalError) and REFUSALS.search(str(error)) is not None
 
 
 async def once_reached(attempt: Callable[[], Awaitable[T]], seconds: float, failed: Callable[[str], None]) -> T:
@@ -35,7 +46,7 @@ async def once_reached(attempt: Callable[[], Awaitable[T]], seconds: float, fail
             return await attempt()
         except psycopg.Error as error:
             left = began + seconds - time.monotonic()
-            if left <= 0 or not connection_lost(error):
+            if left <= 0 or not connection_lost(error) or refused(error):
                 raise
             text = " ".join(str(error).split())
             failed(text)

@@ -4,8 +4,10 @@ import logging
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
-from aioqueue.patience import once_reached
+from aioqueue import AioQueue, PoolSettings
+from aioqueue.patience import once_reached, refused
 
 pytestmark = pytest.mark.anyio
 
@@ -55,3 +57,26 @@ async def test_what_waiting_does_not_mend_is_raised_at_once() -> None:
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         await once_reached(server.answer, 60, server.told.append)
     assert server.attempts == 1
+
+
+@pytest.mark.parametrize("name", ["dbname", "user"])
+async def test_a_database_or_role_that_is_not_there_is_not_waited_for(worker_dsn: str, schema: str, name: str) -> None:
+    """The server answers; libpq gives no SQLSTATE of it."""
+    app = AioQueue(make_conninfo(worker_dsn, **{name: "nobody_s"}), schema=schema, pool=PoolSettings(start_timeout=3600))
+    with pytest.raises(psycopg.OperationalError, match="does not exist"):
+        await app.open()
+
+
+@pytest.mark.parametrize(
+    ("said", "final"),
+    [
+        ('connection failed: FATAL:  password authentication failed for user "x"', True),
+        ('connection failed: FATAL:  no pg_hba.conf entry for host "::1", user "x", database "y", no encryption', True),
+        ("connection failed: fe_sendauth: no password supplied", True),
+        ("connection failed: FATAL:  the database system is starting up", False),
+        ('connection failed: connection to server on socket "/run/.s.PGSQL.5432" failed: No such file or directory', False),
+        ('could not translate host name "does not exist": Name or service not known', False),
+    ],
+)
+def test_what_is_a_refusal_of_the_dsn(said: str, final: bool) -> None:
+    assert refused(psycopg.OperationalError(said)) is final
