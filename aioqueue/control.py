@@ -69,9 +69,10 @@ class Controlling(Enqueuing):
         async with database.for_caller() as conn:
             await self.store.settle_limits(conn)
         moved = BATCH if reweighed else 0
+        last: tuple[int | None, int | None] = (None, None)
         while moved == BATCH:
             async with database.for_caller() as conn:
-                moved = await self.store.park_tenant(conn, tenant, limit=BATCH)
+                moved, last = await self.store.park_tenant(conn, tenant, limit=BATCH, after=last)
         moved, again = BATCH, False
         while moved == BATCH:
             async with database.for_caller() as conn:

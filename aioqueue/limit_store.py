@@ -19,7 +19,7 @@ _CALLS = {
     "set_queue": "SELECT aioqueue.set_queue(%s::text, %s::boolean)",
     "wait_for_claims": "SELECT aioqueue.wait_for_claims(%s::boolean)::text",
     "settle_limits": "SELECT aioqueue.settle_limits(%s::text::jsonb, %s::boolean)",
-    "park_tenant": "SELECT aioqueue.park_tenant(%s::text, %s::integer)",
+    "park_tenant": "SELECT * FROM aioqueue.park_tenant(%s::text, %s::integer, %s::bigint, %s::bigint)",
     "sweep_parked": "SELECT * FROM aioqueue.sweep_parked(%s::integer, %s::bigint[], %s::boolean, %s::bigint, %s::bigint,"
     " %s::text::jsonb, %s::text::jsonb)",
     "unpark": "SELECT * FROM aioqueue.unpark(%s::bigint[], %s::integer[], %s::text::jsonb, %s::text::jsonb)",
@@ -65,9 +65,13 @@ class LimitStore(Reading):
         if seen is not None:
             await self.execute(conn, "settle_limits", (seen, wait))
 
-    async def park_tenant(self, conn: AsyncConnection[Any], tenant: str, *, limit: int) -> int:
-        """Park a tenant's ready jobs, so that they get new positions; the number."""
-        return int(await self._value(conn, "park_tenant", tenant, limit))
+    async def park_tenant(
+        self, conn: AsyncConnection[Any], tenant: str, *, limit: int, after: tuple[int | None, int | None] = (None, None)
+    ) -> tuple[int, tuple[int | None, int | None]]:
+        """Park a tenant's ready jobs, so that they get new positions; the number, and where the next call goes on."""
+        row = await (await self.execute(conn, "park_tenant", (tenant, limit, *after))).fetchone()
+        assert row is not None  # noqa: S101 - a function with OUT parameters returns one row
+        return row[0], (row[1], row[2])
 
     async def sweep_parked(
         self,

@@ -76,8 +76,8 @@ def test_sweep_parked(watched: Watched) -> None:
 
 
 def test_park_tenant(watched: Watched) -> None:
-    plans, rows = watched.run("SELECT aioqueue.park_tenant('T7', 50)")
-    assert rows == [(1000,)]
+    plans, rows = watched.run("SELECT moved FROM aioqueue.park_tenant('T7', 50, NULL, NULL)")
+    assert rows == [(50,)]
     plans.check("live_tenant", small=SMALL)
     assert plans.rows_touched() <= 110
 

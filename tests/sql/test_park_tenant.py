@@ -18,7 +18,11 @@ async def test_new_positions_in_the_same_order(boss: Session, one: Session, weig
     worker = await one.register()
     running = [job.job_id for job in await one.claim(worker, 2)]
     key = await one.limit("T", None, weight=weight)
-    moved = [await one.store.park_tenant(one.conn, "T", limit=4) for _ in range(3)]
+    moved: list[int] = []
+    after: tuple[int | None, int | None] = (None, None)
+    for _ in range(3):
+        number, after = await one.store.park_tenant(one.conn, "T", limit=4, after=after)
+        moved.append(number)
     assert sum(moved) == 7 - len(set(running) & set(ids)) and moved[-1] == 0
     assert await one.sweep(keys=[key]) == sum(moved)
     rows = await boss.rows(
@@ -36,7 +40,7 @@ async def test_what_somebody_claims_meanwhile_is_left_to_him(one: Session, two: 
     await one.begin()
     assert len(await one.claim(worker, 2)) == 2
     await two.rows("SET lock_timeout = '1ms'")
-    assert await two.store.park_tenant(two.conn, "T", limit=10) == 1
+    assert (await two.store.park_tenant(two.conn, "T", limit=10))[0] == 1
     await one.commit()
 
 
@@ -48,4 +52,11 @@ async def test_it_waits_for_the_key(boss: Session, one: Session, two: Session) -
     await one.claim(worker)
     async with blocked(boss, two, two.store.park_tenant(two.conn, "T", limit=10), by=one) as waiting:
         await one.commit()
-        assert await waiting == 0, "they are parked already"
+        assert (await waiting)[0] == 0, "they are parked already"
+
+
+async def test_it_goes_on_from_where_it_was(one: Session) -> None:
+    ids = await one.enqueue(4, tenant="T")
+    assert await one.store.park_tenant(one.conn, "T", limit=2) == (2, (LANE, 2_000))
+    assert await one.store.park_tenant(one.conn, "T", limit=2, after=(LANE, 4_000)) == (1, (LANE, 4_000))
+    assert [job_id for _, job_id in await one.parked()] == [ids[0], ids[1], ids[3]]

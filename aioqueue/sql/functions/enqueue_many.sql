@@ -11,7 +11,7 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET e
 AS $$
 DECLARE
     ids uuid[]; tasks text[]; queues text[]; tenants text[]; priorities integer[]; max_attempts_ integer[]; due timestamptz[]; keys text[];
-    lanes bigint[]; inserted uuid[]; fresh boolean[]; at timestamptz; bad record; homeless text; later boolean; both_given boolean; n integer; lane_of jsonb;
+    lanes bigint[]; inserted uuid[]; at timestamptz; bad record; homeless text; later boolean; both_given boolean; n integer; lane_of jsonb;
 BEGIN
     IF jsonb_typeof(jobs) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'jobs: expected a jsonb array of objects, got ' || coalesce(jsonb_typeof(jobs), 'NULL');
