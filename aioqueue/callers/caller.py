@@ -87,7 +87,7 @@ class SyncCaller(ABC):
         """What shows the end of the transaction that `fetch` ran in."""
         raise NotImplementedError
 
-    def notify_after_commit(self, statement: Statement) -> None:  # noqa: B027 - most cannot  # noqa: B027 - most cannot
+    def notify_after_commit(self, statement: Statement) -> None:  # noqa: B027 - most cannot
         """Let the caller's own connection give the hint after its commit, where the library can; for a closed app."""
 
 

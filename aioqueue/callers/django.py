@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import Any
 
 from aioqueue.errors import InvalidOption, TransactionAborted
 
 from .caller import Statement, SyncCaller, is_a
 from .transactions import SeenByStatus
-
-DEBOUNCE = 0.01
-"""Seconds after a hint in which this process gives no other: a worker that was woken looks at all there is."""
-
-_last_hint = 0.0
 
 
 def recognise(on: object) -> SyncCaller | None:
@@ -48,13 +42,9 @@ class Blocking(SyncCaller):
         return SeenByStatus(self._conn.connection)
 
     def notify_after_commit(self, statement: Statement) -> None:
-        """Give the hint on this connection, once it is in autocommit again; at most one in DEBOUNCE."""
+        """Give the hint on this connection, once it is in autocommit again.
 
-        def notify() -> None:
-            global _last_hint  # noqa: PLW0603 - of the process
-            if time.monotonic() - _last_hint >= DEBOUNCE:
-                _last_hint = time.monotonic()
-                self.fetch(statement, "ready")
-
+        None is left out that another one right before it would seem to cover: the worker may have looked in between.
+        """
         if self._conn.in_atomic_block or self._conn.get_autocommit():
-            self._conn.on_commit(notify, robust=True)
+            self._conn.on_commit(lambda: self.fetch(statement, "ready"), robust=True)

@@ -7,6 +7,7 @@ from django.db import connections
 
 from aioqueue import AioQueue, TransactionAborted, WorkerSettings
 from aioqueue.callers import django as caller
+from aioqueue.callers.caller import Statement
 from aioqueue.events import ListenerConnected
 from tests.callers.conftest import Open
 from tests.callers.drivers import Django, atomic
@@ -43,11 +44,8 @@ async def test_a_block_that_must_be_rolled_back_takes_no_job(app: AioQueue, driv
     assert await boss.value("SELECT count(*) FROM aioqueue.job") == 0
 
 
-async def test_without_an_open_app_the_connection_gives_the_hint_itself(
-    make_app: MakeApp, driver: Django, seen: Seen, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_an_open_app_the_connection_gives_the_hint_itself(make_app: MakeApp, driver: Django, seen: Seen) -> None:
     """As in a process of Django's alone; the worker is another's and would not look for an hour."""
-    monkeypatch.setattr(caller, "DEBOUNCE", 0.0)
     app, closed = make_app(worker=WorkerSettings(poll=3600)), make_app()
     async with app, app.worker():
         await seen.wait(ListenerConnected)
@@ -60,10 +58,22 @@ async def test_without_an_open_app_the_connection_gives_the_hint_itself(
         assert await app.job(job.id).result(30) == 4
 
 
-async def test_a_block_that_is_rolled_back_gives_none(driver: Django, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caller, "DEBOUNCE", 0.0)
-    monkeypatch.setattr(caller, "_last_hint", 0.0)
-    await driver.begin()
-    await driver.enqueue(make_app(), 1)
-    await driver.rollback()
-    assert caller._last_hint == 0.0
+@pytest.mark.parametrize("ends", ["commit", "rollback"])
+async def test_each_commit_gives_one_and_a_rollback_none(
+    driver: Django, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """However soon after another: the worker that the first one woke may have looked before the second commit."""
+    given: list[object] = []
+    fetch = caller.Blocking.fetch
+
+    def counted(self: caller.Blocking, statement: Statement, *params: str | None) -> str | None:
+        given.extend(params if "notify" in statement.percent else ())
+        return fetch(self, statement, *params)
+
+    monkeypatch.setattr(caller.Blocking, "fetch", counted)
+    app = make_app()
+    for n in range(3):
+        await driver.begin()
+        await driver.enqueue(app, n)
+        await (driver.commit() if ends == "commit" else driver.rollback())
+    assert given == (["ready"] * 3 if ends == "commit" else [])
