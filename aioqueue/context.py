@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from typing import Any, LiteralString, Protocol
+from typing import Any, Literal, LiteralString, Protocol
 
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import TupleRow
@@ -87,23 +87,23 @@ class JobTransaction(JobFacts):
     As the first parameter of a task it is the job's own: its commit records the job as succeeded, both or neither.
     """
 
-    __slots__ = ("_connection", "_tenants", "enqueued")
+    __slots__ = ("_connection", "_tenants", "hints")
 
     def __init__(self, job: Claimed, connection: AsyncConnection[TupleRow], tenants: Tenants) -> None:
         super().__init__(job)
         self._connection: AsyncConnection[TupleRow] | None = connection
         self._tenants = tenants
-        self.enqueued = False
-        """Whether jobs were enqueued in it: then a hint follows its commit."""
+        self.hints: set[Literal["ready", "done"]] = set()
+        """The kinds of hints that are due after its commit, for jobs that were enqueued or cancelled in it."""
 
     @property
     def tenant(self) -> CurrentTenant:
-        """The tenant's name, empty for none. `async with tx.tenant("43"):` makes the block another tenant's.
+        """The tenant's name, "" for none, where `JobContext.tenant` is None; it may be given on as `tenant=` all the same.
 
-        The block is a savepoint: an exception in it rolls back what it wrote. At its end, however it ends, the tenant before
-        is in force again. Jobs enqueued in it are that tenant's. The block is its task's and of the tasks started in it: what
-        any other task sends meanwhile is refused, and fails the job. Raises InvalidOption for what is no tenant's name, and
-        TransactionViolation where the settings were changed meanwhile.
+        `async with tx.tenant("43"):` makes the block another tenant's. It is a savepoint: an exception rolls back what the block
+        wrote. At its end, however it ends, the tenant before is in force again. Jobs enqueued in it are that tenant's. It is its
+        task's and of the tasks started in it: what any other task sends meanwhile is refused, and fails the job. Raises
+        InvalidOption for what is no tenant's name, and TransactionViolation where the settings were changed meanwhile.
         """
         return self._tenants.tenant
 

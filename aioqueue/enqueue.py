@@ -89,28 +89,33 @@ class Enqueuing(TaskRegistry, JobSource):
         """Make the handle of a job; `on` the app, it leaves the running job's tenant, as the enqueue did."""
         return Job(job_id, source=self, decode=decode, tenant=tenant, leaves_tenant=on is self)
 
-    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
-        """Write the jobs, all or none: on `on`, else in the running job's own transaction, else on the pool."""
+    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
+        """Write the jobs, all or none: on `on`, else in the running job's own transaction, else on the pool.
+
+        Returns them with the tenants that they have got.
+        """
         jobs = self._prepared(jobs, on)
         on = self._joined(on)
         if on is None:
             await self._enqueue_on_pool(jobs)
-            return
+            return jobs
         caller = _awaited(on)
         with _refusals(jobs):
             xid = await caller.fetch(self._statements.enqueue_many, jobs_json(jobs))
         if isinstance(on, JobTransaction):
-            on.enqueued = True
+            on.hints.add("ready")
         else:
             self._watch(caller, xid, [job.id for job in jobs], kinds=("ready",))
+        return jobs
 
-    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
-        """Write the jobs, all or none, on the connection or session `on`, which blocks."""
+    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
+        """Do as `enqueue_jobs` on the connection or session `on`, which blocks."""
         jobs = self._prepared(jobs, on)
         caller = _blocking(on)
         with _refusals(jobs):
             xid = caller.fetch(self._statements.enqueue_many, jobs_json(jobs))
         self._watch(caller, xid, [job.id for job in jobs], kinds=("ready",))
+        return jobs
 
     async def cancel_job(self, job: Job[Any], *, on: object | None) -> JobState:
         """Cancel a job; see `Job.cancel`."""
@@ -128,7 +133,9 @@ class Enqueuing(TaskRegistry, JobSource):
                 answer = await caller.fetch(self._statements.cancel_job, str(job.id), tenant)
             word, _, xid = (answer or "").partition(" ")
             state = JobState(word) if word else None
-            if not isinstance(on, JobTransaction):
+            if isinstance(on, JobTransaction):
+                on.hints.update(ENDED)
+            else:
                 self._watch(caller, xid, [], kinds=ENDED)
         if state is None:
             raise JobNotFound(job.id)
@@ -167,8 +174,8 @@ class Enqueuing(TaskRegistry, JobSource):
         if name not in known:
             raise UnknownTask(name, [*known, *self.tasks])
         job = options.job(name, check_json(given, task=name, limit=self.payload_limit))
-        await self.enqueue_jobs([job], on=on)
-        return self.handle(job.id, None, tenant, on=on)
+        (job,) = await self.enqueue_jobs([job], on=on)
+        return self.handle(job.id, None, job.tenant, on=on)
 
     async def _enqueue_on_pool(self, jobs: Sequence[NewJob]) -> None:
         services = self.services("enqueue")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
 
+from .context import CurrentTenant
 from .definition import check_priority
 from .errors import InvalidOption
 from .job import NewJob, new_job_id
@@ -71,7 +72,9 @@ class Options:
 
 
 def check_tenant(tenant: str | None) -> str | None:
-    """Return a tenant's name, or None for none. Raises InvalidOption."""
+    """Return a tenant's name, or None for none, as a transaction's own may be. Raises InvalidOption."""
+    if isinstance(tenant, CurrentTenant):
+        tenant = str(tenant) or None  # not the transaction's, which it would keep
     return _check("tenant", tenant, lambda value: check_name("tenant", value))
 
 

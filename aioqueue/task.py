@@ -46,13 +46,13 @@ class Enqueuer(Protocol):
         raise NotImplementedError
 
     @abstractmethod
-    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
-        """Write the jobs: all of them or none."""
+    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
+        """Write the jobs, all of them or none; return them with the tenants that they have got."""
         raise NotImplementedError
 
     @abstractmethod
-    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
-        """Write the jobs on a connection that blocks: all of them or none."""
+    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
+        """Do as `enqueue_jobs` on a connection that blocks."""
         raise NotImplementedError
 
     @abstractmethod
@@ -121,18 +121,14 @@ class BoundTask(Generic[P, R]):
         return self._options.job(self._definition.name, payload)
 
     async def _send(self, jobs: list[NewJob]) -> list[Job[R]]:
-        if jobs:
-            await self._enqueuer.enqueue_jobs(jobs, on=self._on)
-        return self._handles(jobs)
+        return self._handles(await self._enqueuer.enqueue_jobs(jobs, on=self._on) if jobs else [])
 
     def _send_sync(self, jobs: list[NewJob]) -> list[Job[R]]:
-        if jobs:
-            self._enqueuer.enqueue_jobs_sync(jobs, on=self._on)
-        return self._handles(jobs)
+        return self._handles(self._enqueuer.enqueue_jobs_sync(jobs, on=self._on) if jobs else [])
 
-    def _handles(self, jobs: list[NewJob]) -> list[Job[R]]:
+    def _handles(self, jobs: Sequence[NewJob]) -> list[Job[R]]:
         decode = self._definition.result.load
-        return [self._enqueuer.handle(job.id, decode, self._options.tenant, on=self._on) for job in jobs]
+        return [self._enqueuer.handle(job.id, decode, job.tenant, on=self._on) for job in jobs]
 
 
 class Task(Generic[F, P, R]):

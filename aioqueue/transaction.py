@@ -18,6 +18,7 @@ from .errors import TransactionViolation
 from .identity import Identity
 from .job import Claimed
 from .job_connection import LEFT
+from .listen import Kind
 from .open_transaction import OpenTransaction
 from .settings import Settings
 from .store import Store
@@ -29,11 +30,11 @@ MISCONFIGURED = ("22", "42")
 class JobTransactions:
     """Opens the transactions of jobs."""
 
-    def __init__(self, database: Database, store: Store, settings: Settings, *, committed: Callable[[], None]) -> None:
+    def __init__(self, database: Database, store: Store, settings: Settings, *, hint: Callable[[Kind], None]) -> None:
         self._database = database
         self._store = store
         self._settings = settings
-        self._committed = committed
+        self._send_hint = hint
 
     @contextlib.asynccontextmanager
     async def own(self, job: Claimed, seconds: float) -> AsyncIterator[OpenTransaction]:
@@ -44,8 +45,7 @@ class JobTransactions:
         identity = Identity.of(job, self._settings.tenants)
         async with self._begun(job, identity, seconds, self._settings.limits.transaction_wait) as opened:
             yield opened
-        if opened.face.enqueued:
-            self._committed()
+        self._hint(opened)
 
     @contextlib.asynccontextmanager
     async def short(self, job: Claimed, seconds: float) -> AsyncIterator[JobTransaction]:
@@ -63,8 +63,11 @@ class JobTransactions:
             finally:
                 running_job.reset(outer)
             await opened.confirm()
-        if opened.face.enqueued:
-            self._committed()
+        self._hint(opened)
+
+    def _hint(self, committed: OpenTransaction) -> None:
+        for kind in committed.face.hints:
+            self._send_hint(kind)
 
     @contextlib.asynccontextmanager
     async def _begun(

@@ -128,7 +128,7 @@ class Worker:
         )
         runner = self._runner = slots.runner = Runner(
             tasks=tasks,
-            transactions=JobTransactions(database, store, settings, committed=lambda: wake_ups.hint("ready")),
+            transactions=JobTransactions(database, store, settings, hint=wake_ups.hint),
             sink=recorder,
             limits=settings.limits,
             tenants=settings.tenants,

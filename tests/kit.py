@@ -101,7 +101,7 @@ class Bench:
     seen: Seen
     outcomes: dict[Any, Outcome] = field(default_factory=dict)
     settled_jobs: list[Claimed] = field(default_factory=list)
-    committed: int = 0
+    hints: list[str] = field(default_factory=list)
     freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, job: Claimed, outcome: Outcome) -> None:
@@ -175,13 +175,13 @@ async def bench(
     seen = Seen()
     store = Store(settings.schema)
 
-    def count() -> None:
-        made.committed += 1
+    def hint(kind: str) -> None:
+        made.hints.append(kind)
 
     def freed() -> None:
         made.freed.set()
 
-    transactions = JobTransactions(database, store, settings, committed=count)
+    transactions = JobTransactions(database, store, settings, hint=hint)
 
     class _Sink:
         def put(self, job: Claimed, outcome: Outcome) -> None:

@@ -11,8 +11,10 @@ import pytest
 from aioqueue import (
     AioQueue,
     InvalidOption,
+    Job,
     JobContext,
     JobFacts,
+    JobState,
     JobTransaction,
     TenantSettings,
     TransactionViolation,
@@ -113,6 +115,51 @@ async def test_jobs_enqueued_in_a_block_are_the_other_tenants(worker_dsn: str, s
         assert await at.run("parent", tenant="a") is None, at.outcomes
         made = await shop.rows("SELECT tenant FROM aioqueue.job WHERE task = 'child' ORDER BY id")
         assert sorted(tenant for (tenant,) in made) == ["a", "a", "b", "c"]
+
+
+@pytest.mark.parametrize("tenant", [None, "a"])
+async def test_the_tenant_of_a_transaction_can_be_given_on(worker_dsn: str, shop: Session, tenant: str | None) -> None:
+    """Empty is none there, and what is made of it keeps no transaction."""
+    app = AioQueue(worker_dsn, schema=shop.store.schema)
+    made: list[Job[None]] = []
+
+    @app.task(name="child")
+    async def child() -> None:
+        pass
+
+    @app.task(name="parent")
+    async def parent(tx: JobTransaction) -> None:
+        made.append(await child.options(tenant=tx.tenant).enqueue())
+        made.append(app.job(made[0].id, tenant=tx.tenant))
+
+    async with bench(worker_dsn, shop, app) as at, app:
+        assert await at.run("parent", tenant=tenant) is None, at.outcomes
+        assert await shop.rows("SELECT tenant FROM aioqueue.job WHERE task = 'child'") == [(tenant or "",)]
+        assert [(job.tenant, type(job.tenant)) for job in made] == [(tenant, type(tenant))] * 2
+
+
+async def test_a_handle_that_a_job_makes_is_of_the_tenant_of_its_job(worker_dsn: str, shop: Session) -> None:
+    app = AioQueue(worker_dsn, schema=shop.store.schema)
+    made: list[Job[None]] = []
+
+    @app.task(name="child")
+    async def child() -> None:
+        pass
+
+    @app.task(name="parent")
+    async def parent(tx: JobTransaction) -> None:
+        async with tx.tenant("b"):
+            made.append(await child.enqueue())
+            made.append(await app.enqueue_by_name("child"))
+            made.extend(await child.enqueue_many([{}]))
+        for job in made:
+            await job.cancel()
+        made.append(await child.enqueue())
+
+    async with bench(worker_dsn, shop, app) as at, app:
+        assert await at.run("parent", tenant="a") is None, at.outcomes
+        assert [job.tenant for job in made] == ["b", "b", "b", "a"]
+        assert [(await job.status()).state for job in made] == [JobState.CANCELLED] * 3 + [JobState.READY]
 
 
 async def test_settings_and_role_follow_the_tenant(shop: Session, worker_dsn: str, clerk: str) -> None:

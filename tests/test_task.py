@@ -43,11 +43,13 @@ class App(TaskRegistry):
     def payload_limit(self) -> int:
         return 1000
 
-    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
+    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
         self.calls.append((list(jobs), on))
+        return jobs
 
-    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
+    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
         self.calls.append((list(jobs), on))
+        return jobs
 
     def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None, *, on: object | None) -> Job[Any]:
         return Job(job_id, source=cast(JobSource, None), decode=decode, tenant=tenant)

@@ -733,7 +733,35 @@ async def test_a_hint_follows_a_commit_that_enqueued_and_no_other(at: Bench) -> 
         for enqueues in ("true", "false"):
             await at.run("parent", f'{{"fails": {fails}, "enqueues": {enqueues}}}')
             await at.engine.rows("DELETE FROM aioqueue.live WHERE worker IS NULL")
-    assert at.committed == 1
+    assert at.hints == ["ready"]
+
+
+@pytest.mark.parametrize("short", [False, True], ids=["own transaction", "short transaction"])
+async def test_hints_follow_a_commit_that_cancelled(shop: Session, worker_dsn: str, short: bool) -> None:
+    """To the worker that runs the job, and to those who wait for its end."""
+    app = AioQueue(worker_dsn, schema=shop.store.schema)
+
+    @app.task(name="child")
+    async def child() -> None:
+        pass
+
+    async def cancel(job_id: str) -> None:
+        await app.job(job_id).cancel()
+
+    @app.task(name="own")
+    async def own(tx: JobTransaction, job_id: str) -> None:
+        await cancel(job_id)
+
+    @app.task(name="short")
+    async def in_short(ctx: JobContext, job_id: str) -> None:
+        async with ctx.transaction():
+            await cancel(job_id)
+
+    async with bench(worker_dsn, shop, app) as at, app:
+        job = await child.options(delay=3600).enqueue()
+        outcome = await at.run("short" if short else "own", f'{{"job_id": "{job.id}"}}')
+        assert not isinstance(outcome, Failed), outcome
+        assert sorted(at.hints) == ["done", "ready"]
 
 
 # -- connections that die ------------------------------------------------------------------------------------------------

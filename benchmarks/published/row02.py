@@ -81,7 +81,7 @@ async def _reset(place: Place) -> int:
 async def _side_by_side(place: Place, verdict: Verdict, jobs: int, broken_at: int | None, connections: int) -> None:
     database = Database(place.dsn("worker"), PoolSettings(size=3))
     store, settings = Store("aioqueue"), Settings()
-    transactions = JobTransactions(database, store, settings, committed=lambda: None)
+    transactions = JobTransactions(database, store, settings, hint=lambda kind: None)
     await database.open()
     times: dict[str, list[float]] = {"leaking": [], "local": [], "local, recorded": [], "aioqueue": []}
     pids: set[int] = set()

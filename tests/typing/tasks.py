@@ -22,10 +22,10 @@ class App(TaskRegistry):
     def payload_limit(self) -> int:
         return 1
 
-    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
+    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
         raise NotImplementedError
 
-    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> None:
+    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
         raise NotImplementedError
 
     def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None, *, on: object | None) -> Job[Any]:
