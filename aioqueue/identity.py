@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 from .errors import ConfigurationError
 from .job import Claimed, JobFacts
-from .settings import TenantSettings, check_setting_name
+from .settings import OWN_SETTINGS, TenantSettings, check_setting_name
 
-OWN = "aioqueue_job."
-"""How our own settings in a job's transaction begin."""
-MARKER = f"{OWN}marker"
+MARKER = f"{OWN_SETTINGS}marker"
 """The setting that only the transaction that was opened for a job has."""
-ROLE = f"{OWN}role"
+ROLE = f"{OWN_SETTINGS}role"
 """The setting that keeps which role user code ended as."""
 
 
@@ -36,7 +34,8 @@ class Identity:
         if tenants.values is not None:
             for name, value in tenants.values(facts).items():
                 check_setting_name("tenants values", name)
-                if name == tenants.setting or name.startswith(OWN):
+                # The server takes no notice of case.
+                if name.lower() == tenants.setting.lower() or name.lower().startswith(OWN_SETTINGS):
                     raise ConfigurationError(f"tenants values: the setting {name} is aioqueue's own to set")
                 given: object = value
                 if not isinstance(given, str) or "\x00" in given:

@@ -172,6 +172,10 @@ class WorkerSettings:
         parse_queues(self.queues)
 
 
+OWN_SETTINGS = "aioqueue_job."
+"""How our own settings in a job's transaction begin."""
+
+
 def check_setting_name(option: str, name: object) -> str:
     """Return the name of a setting of the application, or raise ConfigurationError; PostgreSQL wants a dot in it."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)+", name):
@@ -196,6 +200,7 @@ class TenantSettings:
 
     def __post_init__(self) -> None:
         check_setting_name("tenants setting", self.setting)
+        _check(not self.setting.lower().startswith(OWN_SETTINGS), f"tenants setting: {OWN_SETTINGS}* are aioqueue's own to set")
         _check(self.values is None or callable(self.values), f"tenants values: expected a function, got {self.values!r}")
         _check(
             self.role is None or (bool(self.role.strip()) if isinstance(self.role, str) else callable(self.role)),

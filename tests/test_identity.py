@@ -151,6 +151,8 @@ async def test_a_function_that_raises_fails_the_attempt(shop: Session, worker_ds
         ({"tenant": "x"}, "a dot"),
         ({"app.tenant": "x"}, "aioqueue's own"),
         ({"aioqueue_job.marker": "x"}, "aioqueue's own"),
+        ({"App.Tenant": "x"}, "aioqueue's own"),
+        ({"AIOQUEUE_JOB.role": "x"}, "aioqueue's own"),
         ({"app.account": 7}, "app.account: expected a text"),
         ({"app.account": "a\0b"}, "app.account: expected a text"),
         ({7: "x"}, "a dot"),

@@ -103,6 +103,7 @@ class TestQueues:
         (WorkerSettings, {"tick": 0}, "tick"),
         (TenantSettings, {"setting": "tenant"}, "tenants setting"),
         (TenantSettings, {"setting": "app.tenant; drop"}, "tenants setting"),
+        (TenantSettings, {"setting": "Aioqueue_Job.tenant"}, "tenants setting"),
         (TenantSettings, {"values": {"app.user": "1"}}, "tenants values"),
         (TenantSettings, {"role": " "}, "tenants role"),
         (TenantSettings, {"role": 7}, "tenants role"),
