@@ -1,15 +1,19 @@
 """`python -m aioqueue dev` as a real process: the worker starts anew at a change, survives a broken one, ends at Ctrl-C."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aioqueue import AioQueue
+from aioqueue.cli.dev import reload_worker
+from tests.kit import PATIENCE
 
 pytestmark = pytest.mark.anyio
 TASKS = """
@@ -77,6 +81,38 @@ async def test_a_change_takes_effect_also_after_one_that_does_not_import(dev: De
         assert await answer() == 3
     dev.process.send_signal(signal.SIGINT)
     assert dev.process.wait(60) == 0
+
+
+async def test_a_terminal_that_is_closed_ends_both(dev: Dev) -> None:
+    dev.wait_line("serves")
+    dev.process.send_signal(signal.SIGHUP)
+    assert dev.process.wait(60) == 0
+
+
+async def test_a_signal_while_the_worker_is_started_anew_ends_the_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[asyncio.subprocess.Process] = []
+    stopping = asyncio.Event()
+    create = asyncio.create_subprocess_exec
+
+    async def create_late(*command: str, **options: Any) -> asyncio.subprocess.Process:
+        if started:
+            os.kill(os.getpid(), signal.SIGINT)
+            await stopping.wait()
+        started.append(await create(*command, **options))
+        return started[-1]
+
+    async def changes() -> AsyncIterator[set[tuple[Any, str]]]:
+        yield {(1, "tasks.py")}
+        await stopping.wait()
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", create_late)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await reload_worker([sys.executable, "-c", "import signal; signal.pause()"], changes(), stopping)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().remove_signal_handler(number)
+    assert [process.returncode for process in started] == [-signal.SIGTERM] * 2
 
 
 def test_without_an_app_it_says_what_it_needs() -> None:

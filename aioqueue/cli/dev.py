@@ -59,12 +59,12 @@ def dev(ctx: click.Context, queue: tuple[str, ...], watch: tuple[Path, ...]) -> 
     async def run() -> int:
         stopping = asyncio.Event()
         changes = watchfiles.awatch(*(watch or [Path.cwd()]), watch_filter=watchfiles.PythonFilter(), stop_event=stopping)
-        return await _reload(command, changes, stopping)
+        return await reload_worker(command, changes, stopping)
 
     ctx.exit(asyncio.run(run()))
 
 
-async def _reload(command: list[str], changes: AsyncIterator[set[tuple[Any, str]]], stopping: asyncio.Event) -> int:
+async def reload_worker(command: list[str], changes: AsyncIterator[set[tuple[Any, str]]], stopping: asyncio.Event) -> int:
     """Run the command until a signal, anew after each set of changes; the exit code of the last one."""
     # In a session of its own, so that Ctrl-C comes to us alone and the worker is told once.
     process = await asyncio.create_subprocess_exec(*command, start_new_session=True)
@@ -73,8 +73,10 @@ async def _reload(command: list[str], changes: AsyncIterator[set[tuple[Any, str]
         stopping.set()
         _send(process, number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    # A terminal that is closed sends SIGHUP, to us alone for the same reason.
+    for number, sent in ((signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGTERM), (signal.SIGHUP, signal.SIGTERM)):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            asyncio.get_running_loop().add_signal_handler(number, stop, sent)
     try:
         async for changed in changes:
             names = sorted(Path(name).name for _, name in changed)
@@ -84,6 +86,8 @@ async def _reload(command: list[str], changes: AsyncIterator[set[tuple[Any, str]
             if stopping.is_set():
                 break
             process = await asyncio.create_subprocess_exec(*command, start_new_session=True)
+            if stopping.is_set():  # while it was started: the signal went to the one before
+                _send(process, signal.SIGTERM)
         return await process.wait()
     finally:
         _send(process, signal.SIGKILL)
