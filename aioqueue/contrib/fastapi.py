@@ -1,9 +1,10 @@
 """FastAPI: jobs by their id over HTTP, a request's transaction that ends before the response, a worker beside the application.
 
-Uses the public face of the app only. Needs the extra `fastapi`. No `from __future__ import annotations` here: FastAPI reads
-the annotations of functions inside functions.
+Uses the face that the app has for its users, and what recognises their libraries. Needs the extra `fastapi`. No
+`from __future__ import annotations` here: FastAPI reads the annotations of functions inside functions.
 """
 
+import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -13,12 +14,12 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Response, status
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from pydantic import BaseModel
 
 from aioqueue.app import AioQueue
 from aioqueue.callers.caller import is_a
-from aioqueue.errors import AppNotOpen, ConfigurationError, JobCancelled, JobFailed, JobNotFound, ResultTimeout
+from aioqueue.errors import AppNotOpen, ConfigurationError, JobCancelled, JobFailed, JobNotFound, NotCommitted, ResultTimeout
 from aioqueue.job import Job, JobState
 from aioqueue.settings import EMBEDDED_GRACE
 
@@ -28,6 +29,8 @@ FIRST_LOOK, LONGEST_LOOK = 0.2, 10.0
 """Seconds between reads of the state of a job that is followed; doubling while it stays the same. Its end needs none."""
 SLICE = 1.0
 """Seconds after which a stream sees at the latest that the server stops."""
+RETRY_AFTER = "1"
+"""Seconds after which a client may ask again when the database did not answer in time."""
 RECONNECT = 2_000
 """Milliseconds after which a browser whose stream broke connects again."""
 SOURCES = "an SQLAlchemy async_sessionmaker, AsyncEngine, sessionmaker or Engine, or a pool of psycopg_pool's or asyncpg's"
@@ -103,8 +106,10 @@ def jobs_router(
         try:
             if await job.cancel() is JobState.RUNNING:
                 response.status_code = status.HTTP_202_ACCEPTED
-        except JobNotFound:
+        except (JobNotFound, NotCommitted):
             raise _not_found() from None
+        except PoolTimeout:
+            raise _busy() from None
         return await _view(job, show_errors)
 
     return router
@@ -145,6 +150,12 @@ def _not_found() -> HTTPException:
     return HTTPException(status.HTTP_404_NOT_FOUND, "no such job")
 
 
+def _busy() -> HTTPException:
+    return HTTPException(
+        status.HTTP_503_SERVICE_UNAVAILABLE, "the database did not answer in time", headers={"Retry-After": RETRY_AFTER}
+    )
+
+
 async def _view(job: Job[Any], show_errors: bool) -> JobView:
     try:
         now = await job.status()
@@ -154,8 +165,10 @@ async def _view(job: Job[Any], show_errors: bool) -> JobView:
                 result = await job.result(SLICE)
             except (JobFailed, JobCancelled) as end:
                 error = _reason(end) if show_errors else None
-    except JobNotFound:
+    except (JobNotFound, NotCommitted):
         raise _not_found() from None
+    except (ResultTimeout, PoolTimeout):
+        raise _busy() from None
     shown = {name: getattr(now, name) for name in JobView.model_fields if name not in ("result", "error")}
     return JobView(**shown, result=result, error=error)
 
@@ -173,8 +186,9 @@ async def _changes(job: Job[Any], view: JobView, show_errors: bool) -> AsyncIter
     while not view.state.ended and not _server_stops():
         try:
             # One query serves all who wait in this process, so that the end costs nothing but this.
-            await job.result(min(pause, SLICE))
-        except ResultTimeout:
+            async with asyncio.timeout(min(pause, SLICE)):
+                await job.result()
+        except TimeoutError:
             pause -= SLICE
             if pause > 0:
                 continue
@@ -184,7 +198,10 @@ async def _changes(job: Job[Any], view: JobView, show_errors: bool) -> AsyncIter
             return
         try:
             seen = await _view(job, show_errors)
-        except HTTPException:
+        except HTTPException as error:
+            if error.status_code == status.HTTP_503_SERVICE_UNAVAILABLE:
+                pause = looked  # the next look may be answered
+                continue
             return
         changed = (seen.state, seen.attempt) != (view.state, view.attempt)
         pause = looked = FIRST_LOOK if changed else min(2 * looked, LONGEST_LOOK)

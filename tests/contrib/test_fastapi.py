@@ -15,14 +15,14 @@ import pytest
 import sqlalchemy
 from fastapi import FastAPI, Header, HTTPException
 from psycopg import AsyncConnection
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from aioqueue import AioQueue, ConfigurationError, JobContext
+from aioqueue import AioQueue, ConfigurationError, Job, JobContext, ResultTimeout
 from aioqueue.contrib.fastapi import EVERY_TENANT, jobs_router, lifespan, transaction
 from aioqueue.events import JobClaimed
-from aioqueue.job import new_job_id
+from aioqueue.job import JobStatus, new_job_id
 from tests.kit import PATIENCE, MakeApp, Seen, passed
 from tests.sql.engine import Session
 
@@ -235,6 +235,41 @@ async def test_another_tenants_job_is_as_an_unknown_one(app: AioQueue, method: s
         assert (await http.request(method, "/jobs/no-id")).status_code == 401
         assert (await http.request(method, "/jobs/no-id", headers={"x-tenant": "43"})).status_code == 422
     assert (await job.status()).state == "ready"
+
+
+async def test_a_job_that_is_not_committed_yet_is_unknown(app: AioQueue, shop: Shop) -> None:
+    async with client(web_of(app)) as http, shop.transaction():
+        job = await app.get("add").options(tenant="42", on=shop).enqueue(1)
+        for path in ("", "/events"):
+            assert (await http.get(f"/jobs/{job.id}{path}", headers={"x-tenant": "42"})).status_code == 404
+
+
+@pytest.mark.parametrize("error", [PoolTimeout("for the test"), ResultTimeout(new_job_id(), 1, None)])
+async def test_a_database_that_does_not_answer_in_time_is_to_be_asked_again(
+    app: AioQueue, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    job = await app.get("add").options(tenant="42").enqueue(1)
+    look = app.job_status
+    looks: list[bool] = [False, True, False]
+    looked = asyncio.Event()
+
+    async def job_status(job: Job[Any]) -> JobStatus:
+        if looks and not looks.pop():
+            if not looks:
+                looked.set()
+            raise error
+        return await look(job)
+
+    monkeypatch.setattr(app, "job_status", job_status)
+    async with client(web_of(app)) as http:
+        refused = await http.get(f"/jobs/{job.id}", headers={"x-tenant": "42"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        # A stream passes over the look that fails.
+        following = asyncio.create_task(http.get(f"/jobs/{job.id}/events", headers={"x-tenant": "42"}))
+        await passed(looked)
+        async with app.worker():
+            response = await following
+    assert [view["state"] for _, view in events(response.text)][-1] == "succeeded"
 
 
 async def test_whoever_forgets_to_return_the_tenant_shows_nothing(app: AioQueue) -> None:
