@@ -53,7 +53,7 @@ CLIENT = {
 def connection_string(dsn: str, *, pooler: bool = False) -> str:
     """Add the runtime's values to a DSN; what the DSN says itself wins, isolation level and encoding apart.
 
-    To a `pooler` no options of ours are sent: connection.py sets them. Raises ConfigurationError for one that libpq refuses.
+    To a `pooler` no options of ours are sent: pooler.py sets them. Raises ConfigurationError for one that libpq refuses.
     """
     try:
         given = conninfo_to_dict(dsn)

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import psycopg
 import pytest
@@ -191,7 +192,7 @@ async def test_a_runtime_call_to_a_server_that_hangs_costs_only_its_connection(p
 
 async def test_jobs_never_get_the_last_two_connections(pool: Database) -> None:
     async with AsyncExitStack() as stack:
-        held: list[AsyncConnection] = [
+        held: list[AsyncConnection[Any]] = [
             await stack.enter_async_context(pool.for_job(1)) for _ in range(pool.settings.size - RESERVED)
         ]
         assert pool.free_for_jobs == 0

@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from aioqueue.callers.transactions import SeenByStatus
 from aioqueue.database import Database
 from aioqueue.errors import (
     AppNotOpen,
@@ -326,7 +327,7 @@ async def test_a_job_in_an_open_transaction_of_this_process_is_not_committed(sta
     process = await start()
     await other.begin()
     job_id = await other.enqueue_one()
-    process.notifier.watch(other.conn, int(await other.value("SELECT pg_current_xact_id()::text")), [job_id])
+    process.notifier.watch(SeenByStatus(other.conn), int(await other.value("SELECT pg_current_xact_id()::text")), [job_id])
     for question in (process.reader.wait(process.job(job_id), None), process.reader.status(process.job(job_id))):
         with pytest.raises(NotCommitted):
             await question
@@ -340,7 +341,7 @@ async def test_a_commit_during_the_read_is_not_taken_for_none(start: Start, othe
     process = await start()
     await other.begin()
     job_id = await other.enqueue_one()
-    process.notifier.watch(other.conn, int(await other.value("SELECT pg_current_xact_id()::text")), [job_id])
+    process.notifier.watch(SeenByStatus(other.conn), int(await other.value("SELECT pg_current_xact_id()::text")), [job_id])
 
     async def commit(number: int, _: AsyncConnection[Any]) -> None:
         if number == 1:
