@@ -20,7 +20,13 @@ BEATS = 10
 
 @pytest.mark.parametrize("left", ["SET default_transaction_read_only = on", "SET statement_timeout = 1"])
 async def test_the_lease_is_renewed_while_the_loop_is_blocked(
-    make_pooled: MakeApp, pooled_dsn: str, owner_dsn: str, schema: str, seen: Seen, left: LiteralString, caplog: pytest.LogCaptureFixture
+    make_pooled: MakeApp,
+    pooled_dsn: str,
+    owner_dsn: str,
+    schema: str,
+    seen: Seen,
+    left: LiteralString,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     app = make_pooled(lease=LeaseSettings(lease=1.5))
     caplog.set_level(logging.DEBUG, "aioqueue")
