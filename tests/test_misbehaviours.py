@@ -1,5 +1,7 @@
 """A short run of benchmarks/misbehaviours.py: nothing runs under a foreign or missing tenant; and a broken build is found out."""
 
+from collections.abc import Callable
+
 import pytest
 
 from aioqueue.job_connection import JobConnection
@@ -35,8 +37,8 @@ async def test_a_reference_that_outlives_its_job_is_found_out(
     """As if user code had the pool's connection itself."""
     init = JobConnection.__init__
 
-    def same_lock(self: JobConnection, pooled: PoolConnection) -> None:
-        init(self, pooled)
+    def same_lock(self: JobConnection, pooled: PoolConnection, check: Callable[[], None]) -> None:
+        init(self, pooled, check)
         self.lock, self._pool = pooled.lock, None  # the second: or its end would be warned of
 
     monkeypatch.setattr(JobConnection, "__init__", same_lock)
