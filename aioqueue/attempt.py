@@ -42,6 +42,7 @@ class Run:
         "in_user_code",
         "job",
         "limit",
+        "saw_stop",
         "should_stop",
         "taken",
         "task",
@@ -66,10 +67,17 @@ class Run:
         self.waits = False
         """Whether it waits for the connection of its own transaction; user code has not begun."""
         self.should_stop = False
+        self.saw_stop = False
+        """Whether user code has looked, and knows that it is to stop."""
         self.timers: list[asyncio.TimerHandle] = []
         self.taken = False
         """Whether somebody sees to its outcome already."""
         self._lock = threading.Lock()
+
+    def look(self) -> bool:
+        """Answer user code that asks whether it is to stop."""
+        self.saw_stop = self.should_stop
+        return self.should_stop
 
     def take(self) -> bool:
         """Take it upon oneself to have the outcome recorded, from any thread; True for the first who asks, and only for him."""

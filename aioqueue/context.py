@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from typing import Any, Literal, LiteralString, Protocol
+from uuid import UUID
 
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import TupleRow
@@ -46,7 +47,11 @@ class JobContext(JobFacts):
 
     @property
     def should_stop(self) -> bool:
-        """Whether the job was asked to end (time limit, cancel, stop); a `def` task looks here, it cannot be cancelled."""
+        """Whether the job was asked to end (time limit, cancel, stop); a `def` task looks here, it cannot be cancelled.
+
+        A task that has seen True and returns is taken to have stopped early: its result does not count, the job is cancelled,
+        out of time, or handed back to run again.
+        """
         return self._should_stop()
 
 
@@ -87,12 +92,14 @@ class JobTransaction(JobFacts):
     As the first parameter of a task it is the job's own: its commit records the job as succeeded, both or neither.
     """
 
-    __slots__ = ("_connection", "_tenants", "hints")
+    __slots__ = ("_connection", "_tenants", "enqueued", "hints")
 
     def __init__(self, job: Claimed, connection: AsyncConnection[TupleRow], tenants: Tenants) -> None:
         super().__init__(job)
         self._connection: AsyncConnection[TupleRow] | None = connection
         self._tenants = tenants
+        self.enqueued: set[UUID] = set()
+        """The jobs that were enqueued in it: nobody else sees them before its commit."""
         self.hints: set[Literal["ready", "done"]] = set()
         """The kinds of hints that are due after its commit, for jobs that were enqueued or cancelled in it."""
 

@@ -104,6 +104,7 @@ class Enqueuing(TaskRegistry, JobSource):
             xid = await caller.fetch(self._statements.enqueue_many, jobs_json(jobs))
         if isinstance(on, JobTransaction):
             on.hints.add("ready")
+            on.enqueued.update(job.id for job in jobs)
         else:
             self._watch(caller, xid, [job.id for job in jobs], kinds=("ready",))
         return jobs

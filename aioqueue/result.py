@@ -18,6 +18,7 @@ from uuid import UUID
 import psycopg
 from psycopg_pool import PoolTimeout
 
+from .context import JobTransaction, running_job
 from .database import Database, connection_lost
 from .errors import (
     AppNotOpen,
@@ -66,6 +67,12 @@ def _expired(job_id: UUID, keep: float) -> bool:
     return job_id.version == 7 and (job_id.int >> 80) / 1000 < time.time() - keep
 
 
+def _check_committed(job: Job[Any]) -> None:
+    running = running_job.get()
+    if isinstance(running, JobTransaction) and job.id in running.enqueued:
+        raise NotCommitted(job.id)
+
+
 def _result(job: Job[Any], ended: EndedJob) -> Any:
     if ended.state is JobState.DEAD:
         raise JobFailed(job.id, attempt=ended.attempt or 0, error_type=ended.error_type, error_message=ended.error_message)
@@ -112,6 +119,7 @@ class ResultReader:
 
     async def wait(self, job: Job[Any], timeout: float | None) -> Any:
         """Wait up to `timeout` seconds; see `Job.result`. Cancelled, it leaves nothing behind."""
+        _check_committed(job)
         waiter = _Waiter((job.id, job.tenant), asyncio.get_running_loop().create_future(), timeout)
         self._waiting.setdefault(waiter.key, []).append(waiter)
         self._ask(waiter)
@@ -130,6 +138,7 @@ class ResultReader:
 
     async def status(self, job: Job[Any]) -> JobStatus:
         """Read where the job stands; see `Job.status`. Retried on connections that died in the pool."""
+        _check_committed(job)
         uncommitted = self._notifier.uncommitted(job.id)
         for _ in range(self._database.settings.size):
             try:

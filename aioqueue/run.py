@@ -212,7 +212,7 @@ class Runner:
             run.limit = definition.timeout or self._limits.transaction_time_limit
             return await self._in_transaction(run, definition, args, kwargs)
         run.limit = definition.timeout or self._limits.time_limit
-        context = JobContext(job, lambda: self._transactions.short(job, run.left), lambda: run.should_stop)
+        context = JobContext(job, lambda: self._transactions.short(job, run.left), run.look)
         if definition.holds is Holds.CONTEXT:
             args = (context, *args)
         return await self._user_code(run, definition, context, args, kwargs)
@@ -278,8 +278,8 @@ class Runner:
             task = run.task
             while task is not None and task.cancelling():
                 task.uncancel()
-        if run.ended_by(Cause.TIME_LIMIT, Cause.LEASE_LOST):
-            return run.ended()
+        if run.ended_by(Cause.TIME_LIMIT, Cause.LEASE_LOST) or (run.saw_stop and run.ended_by()):
+            return run.ended()  # what returns because it was asked to stop has not done its work
         try:
             if type(value) not in PLAIN_TYPES and inspect.isawaitable(value):
                 raise InvalidResult(definition.name, "the task returned an awaitable; await it in the task")

@@ -22,6 +22,7 @@ from aioqueue import (
     DuplicateJob,
     InvalidOption,
     InvalidPayload,
+    Job,
     JobCancelled,
     JobContext,
     JobFailed,
@@ -30,6 +31,7 @@ from aioqueue import (
     JobTransaction,
     LeaseSettings,
     LimitSettings,
+    NotCommitted,
     PoolSettings,
     ResultTimeout,
     TransactionAborted,
@@ -966,3 +968,36 @@ async def test_a_stopped_server_does_not_keep_the_app_from_closing(make_app: Mak
         assert not app.is_open
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("short", [False, True])
+async def test_a_job_of_ones_own_transaction_is_not_committed_yet(make_app: MakeApp, short: bool) -> None:
+    app = make_app()
+
+    @app.task(name="inner")
+    async def inner() -> int:
+        return 1
+
+    async def look(job: Job[int]) -> list[str]:
+        said = []
+        for question in (job.result(30), job.status()):
+            with pytest.raises(NotCommitted) as refused:
+                await question
+            said.append(type(refused.value).__name__)
+        return said
+
+    @app.task(name="own")
+    async def own(tx: JobTransaction) -> list[str]:
+        return await look(await inner.enqueue())
+
+    @app.task(name="between")
+    async def between(ctx: JobContext) -> list[str]:
+        async with ctx.transaction():
+            job = await inner.enqueue()
+            said = await look(job)
+        assert await job.result(30) == 1
+        return said
+
+    async with app, app.worker():
+        job = await (between if short else own).enqueue()
+        assert await job.result(30) == ["NotCommitted"] * 2

@@ -223,25 +223,29 @@ async def test_a_request_in_plain_sql_is_seen_with_the_poll(app: AioQueue, boss:
             await job.result(30)
 
 
-@pytest.mark.parametrize("answer", ["returns", "raises"])
+@pytest.mark.parametrize("answer", ["returns", "raises", "has not looked"])
 async def test_a_thread_is_told_and_ends_itself(app: AioQueue, boss: Session, answer: str) -> None:
-    inside = asyncio.Event()
+    inside, cancelled = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
     @app.task(name="work")
     def work(ctx: JobContext) -> str:
         loop.call_soon_threadsafe(inside.set)
+        if answer == "has not looked":
+            cancelled.wait(60)
+            return "finished all the same"
         while not ctx.should_stop:
             time.sleep(0.001)
         if answer == "raises":
             raise RuntimeError("stopped half-way")
-        return "finished all the same"
+        return "half"
 
     async with app.worker():
         job = await work.enqueue()
         await passed(inside)
         assert await job.cancel() is JobState.RUNNING
-        if answer == "returns":
+        cancelled.set()
+        if answer == "has not looked":
             assert await job.result(30) == "finished all the same"
         else:
             with pytest.raises(JobCancelled):

@@ -529,21 +529,26 @@ async def test_a_thread_at_its_time_limit_is_asked_to_stop(at: Bench) -> None:
     failed(await at.run("work"), Reason.TIME_LIMIT)
 
 
-async def test_a_thread_asked_to_stop_by_its_worker_may_still_succeed(at: Bench) -> None:
-    inside = threading.Event()
+@pytest.mark.parametrize("looks", [True, False])
+async def test_what_a_thread_returns_counts_unless_it_has_seen_that_it_is_to_stop(at: Bench, looks: bool) -> None:
+    inside, stopped = threading.Event(), threading.Event()
 
     def work(ctx: JobContext) -> str:
         inside.set()
-        while not ctx.should_stop:
-            pass
-        return "stopped"
+        stopped.wait(60)
+        return "half" if looks and ctx.should_stop else "whole"
 
     at.tasks.task(name="work")(work)
     job = await at.start("work")
     await asyncio.to_thread(inside.wait, 60)
     at.stop(job, Cause.INTERRUPTED)
+    stopped.set()
     await at.end()
-    assert at.outcomes[job.job_id] == Succeeded('"stopped"')
+    outcome = at.outcomes[job.job_id]
+    if looks:
+        assert isinstance(outcome, Released) and outcome.reason is Reason.INTERRUPTED
+    else:
+        assert outcome == Succeeded('"whole"')
 
 
 async def test_a_thread_that_goes_on_keeps_its_slot_and_its_outcome_is_written_without_it(at: Bench) -> None:
