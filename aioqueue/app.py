@@ -44,6 +44,7 @@ from .settings import (
     Settings,
     TenantSettings,
     WorkerSettings,
+    check_kind,
 )
 from .store import Store
 from .task import BoundTask, Task
@@ -83,16 +84,16 @@ class AioQueue(Controlling):
         super().__init__()
         self.settings = Settings(
             schema=schema,
-            tenants=tenants or TenantSettings(),
-            pool=pool or PoolSettings(),
-            lease=lease or LeaseSettings(),
-            limits=limits or LimitSettings(),
-            worker=worker or WorkerSettings(),
-            retention=retention or RetentionSettings(),
+            tenants=TenantSettings() if tenants is None else check_kind("tenants", tenants, TenantSettings),
+            pool=PoolSettings() if pool is None else check_kind("pool", pool, PoolSettings),
+            lease=LeaseSettings() if lease is None else check_kind("lease", lease, LeaseSettings),
+            limits=LimitSettings() if limits is None else check_kind("limits", limits, LimitSettings),
+            worker=WorkerSettings() if worker is None else check_kind("worker", worker, WorkerSettings),
+            retention=RetentionSettings() if retention is None else check_kind("retention", retention, RetentionSettings),
         )
         self.observers = Observers(observers)
-        self._dsn = dsn
-        self._listen_dsn = listen_dsn
+        self._dsn = None if dsn is None else check_kind("dsn", dsn, str)
+        self._listen_dsn = None if listen_dsn is None else check_kind("listen_dsn", listen_dsn, str)
         self._auto_migrate = auto_migrate
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._store = Store(schema)
@@ -184,7 +185,7 @@ class AioQueue(Controlling):
         nothing more and reports itself unhealthy.
         """
         changes: dict[str, Any] = {
-            "queues": None if queues is None else tuple(queues), "concurrency": concurrency, "drain": drain,
+            "queues": queues, "concurrency": concurrency, "drain": drain,
         }  # fmt: skip
         settings = dataclasses.replace(
             self.settings.worker, **{name: value for name, value in changes.items() if value is not None}

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypeVar
 
 from .errors import ConfigurationError
 from .job import JobFacts
@@ -23,13 +24,24 @@ EMBEDDED_GRACE = 10.0
 DAY = 86_400.0
 
 
+S = TypeVar("S")
+
+
 def _check(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigurationError(message)
 
 
+def check_kind(option: str, value: object, kind: type[S]) -> S:
+    """Return the value, or raise ConfigurationError where it is not of that class."""
+    if not isinstance(value, kind):
+        raise ConfigurationError(f"{option}: expected {kind.__name__}, got {type(value).__name__}")
+    return value
+
+
 def check_schema_name(schema: str) -> str:
     """Return the schema's name, or raise ConfigurationError where it cannot be quoted safely everywhere."""
+    check_kind("schema", schema, str)
     _check(bool(schema.strip()), "schema: expected a name, got an empty one")
     _check(len(schema.encode()) <= 63, f"schema: PostgreSQL's names have at most 63 bytes, {schema!r} has more")
     _check(
@@ -131,18 +143,31 @@ class LimitSettings:
         _check(self.payload > 0 and self.result > 0, "payload, result: sizes must be positive")
 
 
+def _queue_names(names: object) -> tuple[str, ...]:
+    """Return the names; a lone string would be read as its letters, and a mapping would lose its weights."""
+    if isinstance(names, Iterable) and not isinstance(names, str | Mapping):
+        texts = tuple(names)
+        if all(isinstance(text, str) for text in texts):
+            return texts
+    raise ConfigurationError(f'queues: expected a sequence of names such as ("a", "b:3"), got {names!r}')
+
+
 def parse_queues(names: tuple[str, ...]) -> dict[str, int]:
     """Read 'a', 'b:3' as queue names with weights; raise ConfigurationError for anything else."""
     queues: dict[str, int] = {}
     for text in names:
         name, colon, weight = text.rpartition(":")
-        if not colon or not weight.isdigit():
+        if not colon:
             name, weight = text, "1"
+        _check(
+            re.fullmatch(r"[1-9][0-9]?|100", weight) is not None,
+            f"queue {text!r}: expected name or name:weight, a whole number from 1 to 100; a queue of that very name needs a "
+            f"weight: '{text}:1'",
+        )
         try:
             check_name("queue", name)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(str(error)) from None
-        _check(1 <= int(weight) <= 100, f"queue {name!r}: a weight is 1 to 100, got {weight}")
         _check(name not in queues, f"queue {name!r} is given twice")
         queues[name] = int(weight)
     return queues
@@ -169,6 +194,7 @@ class WorkerSettings:
         _check(self.concurrency >= 1, f"concurrency: at least 1, got {self.concurrency}")
         _check(self.claim_batch >= 1, f"claim_batch: at least 1, got {self.claim_batch}")
         _check(0 < self.tick <= self.poll, f"poll, tick: expected 0 < tick <= poll, got {self.tick:g} and {self.poll:g}")
+        object.__setattr__(self, "queues", _queue_names(self.queues))
         parse_queues(self.queues)
 
 
@@ -212,6 +238,11 @@ class TenantSettings:
         return self.required if of_task is None else of_task
 
 
+def _check_kept(option: str, kept: object) -> None:
+    if isinstance(kept, bool) or not isinstance(kept, float | int | timedelta | None):
+        raise ConfigurationError(f"retention {option}: expected seconds, a timedelta or None, got {kept!r}")
+
+
 def _as_seconds(kept: float | timedelta | None) -> float:
     if kept is None:
         return math.inf
@@ -228,6 +259,8 @@ class RetentionSettings:
     """The same for a dead or cancelled job and its attempts; at least as long. None: these are kept for ever."""
 
     def __post_init__(self) -> None:
+        _check_kept("succeeded", self.succeeded)
+        _check_kept("unsuccessful", self.unsuccessful)
         kept, longer = self.succeeded_seconds, self.unsuccessful_seconds
         _check(kept >= 3600, f"retention: an hour at least, got {kept:g} s")
         _check(longer >= kept, f"retention: unsuccessful jobs stay at least as long as others ({kept:g} s), got {longer:g} s")

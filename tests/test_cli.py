@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
 
 from aioqueue import AioQueue, embedded, events
 from aioqueue.cli import job as job_module
@@ -231,6 +233,9 @@ other = 3
 @app.task(name="add")
 async def add(a: int, b: int) -> int:
     return a + b
+@app.task(name="for_a_tenant", require_tenant=True)
+async def for_a_tenant() -> None:
+    pass
 """
 
 
@@ -408,6 +413,13 @@ def test_enqueue_validates_with_the_app(call: Call, module: str, client_dsn: str
     assert (said.code, said.out, "'b'" in said.err) == (2, "", True)
 
 
+def test_enqueue_without_the_tenant_that_is_required(call: Call, module: str, client_dsn: str) -> None:
+    command = ("enqueue", "-A", f"{module}:app", "for_a_tenant")
+    said = call(*command, dsn=client_dsn)
+    assert (said.code, said.out, said.err) == (2, "", "error: task 'for_a_tenant' runs for a tenant only: give --tenant\n")
+    assert call(*command, "--tenant", "42", dsn=client_dsn).code == 0
+
+
 def test_enqueue_what_is_no_object(call: Call, client_dsn: str) -> None:
     for payload in ("{", "[1]", "3", "name"):
         said = call("enqueue", "t", payload, dsn=client_dsn)
@@ -515,6 +527,31 @@ def test_as_a_module(worker_dsn: str, schema: str) -> None:
     command = [sys.executable, "-m", "aioqueue", "status", "--json"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["queues"] == []
+
+
+def test_a_reader_that_has_enough_ends_the_command_quietly(worker_dsn: str, schema: str) -> None:
+    environ = {**os.environ, "AIOQUEUE_DSN": worker_dsn, "AIOQUEUE_SCHEMA": schema}
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as gone:
+        command = [sys.executable, "-m", "aioqueue", "status"]
+        done = subprocess.run(command, env=environ, stdout=gone, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_policy_on_the_queues_own_table_leads_to_doctor(
+    call: Call, owner_dsn: str, worker_dsn: str, schema: str, prepare: Prepare
+) -> None:
+    prepare(one_of_each)
+    table = Identifier(schema, "live")
+    with psycopg.connect(owner_dsn, autocommit=True) as conn:
+        conn.execute(SQL("ALTER TABLE {} ENABLE ROW LEVEL SECURITY").format(table))
+        try:
+            said = call("status", dsn=worker_dsn)
+        finally:
+            conn.execute(SQL("ALTER TABLE {} DISABLE ROW LEVEL SECURITY").format(table))
+    assert (said.code, "row-level security" in said.err) == (1, True)
+    assert "python -m aioqueue doctor" in said.err and "migrate" not in said.err
 
 
 def test_tables_ages_and_short_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,20 @@
 """Settings: the defaults hold, and what cannot work is refused where it is made."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aioqueue import AioQueue
 from aioqueue.errors import ConfigurationError
 from aioqueue.settings import (
     NAME_LIMIT,
     LeaseSettings,
     LimitSettings,
     PoolSettings,
+    RetentionSettings,
     Settings,
     TenantSettings,
     WorkerSettings,
@@ -67,18 +70,32 @@ def test_names_of_another_type(name: object) -> None:
 
 class TestQueues:
     def test_names_with_and_without_weights(self) -> None:
-        assert parse_queues(("a", "b:3", "c:d", "c:d:2x", "e:f:4")) == {
-            "a": 1,
-            "b": 3,
-            "c:d": 1,
-            "c:d:2x": 1,
-            "e:f": 4,
-        }
+        assert parse_queues(("a", "b:3", "c:100", "e:f:4")) == {"a": 1, "b": 3, "c": 100, "e:f": 4}
 
-    @pytest.mark.parametrize("names", [("",), (":3",), ("a", "a"), ("a", "a:2"), ("a:0",), ("a:101",), ("a\x00",)])
+    def test_a_colon_without_a_weight_is_refused_with_what_to_write(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"'billing:x': expected name or name:weight.* weight: 'billing:x:1'"):
+            parse_queues(("billing:x",))
+        assert parse_queues(("billing:x:1",)) == {"billing:x": 1}
+
+    @pytest.mark.parametrize(
+        "names",
+        [("",), (":3",), ("a", "a"), ("a", "a:2"), ("a:0",), ("a:101",), ("a\x00",), ("a:",), ("a:2x",), ("a:-1",), ("a:²",)],
+    )
     def test_refused(self, names: tuple[str, ...]) -> None:
         with pytest.raises(ConfigurationError, match="queue"):
             WorkerSettings(queues=names)
+
+    @pytest.mark.parametrize("queues", ["ab,c", "", b"ab", 7, None, [1], {"a": 3}])
+    def test_what_is_no_sequence_of_names_is_refused(self, queues: Any) -> None:
+        with pytest.raises(ConfigurationError, match=r'expected a sequence of names such as \("a", "b:3"\), got'):
+            WorkerSettings(queues=queues)
+        if queues is not None:
+            with pytest.raises(ConfigurationError, match="expected a sequence of names"):
+                AioQueue("postgresql://").worker(queues=queues)
+
+    @pytest.mark.parametrize("queues", [["a", "b:3"], ("a", "b:3")])
+    def test_any_sequence_is_taken(self, queues: Any) -> None:
+        assert WorkerSettings(queues=queues) == WorkerSettings(queues=("a", "b:3"))
 
 
 @pytest.mark.parametrize(
@@ -107,6 +124,19 @@ class TestQueues:
         (TenantSettings, {"values": {"app.user": "1"}}, "tenants values"),
         (TenantSettings, {"role": " "}, "tenants role"),
         (TenantSettings, {"role": 7}, "tenants role"),
+        (Settings, {"schema": 7}, "schema: expected str, got int"),
+        (RetentionSettings, {"succeeded": 60}, "an hour at least"),
+        (RetentionSettings, {"succeeded": "7d"}, "retention succeeded: expected seconds, a timedelta or None, got '7d'"),
+        (RetentionSettings, {"unsuccessful": [1]}, "retention unsuccessful: expected seconds, a timedelta or None, got"),
+        (RetentionSettings, {"succeeded": True}, "retention succeeded: expected seconds"),
+        (AioQueue, {"dsn": 7}, "dsn: expected str, got int"),
+        (AioQueue, {"listen_dsn": 7}, "listen_dsn: expected str, got int"),
+        (AioQueue, {"tenants": "app.tenant"}, "tenants: expected TenantSettings, got str"),
+        (AioQueue, {"pool": 10}, "pool: expected PoolSettings, got int"),
+        (AioQueue, {"lease": 3}, "lease: expected LeaseSettings, got int"),
+        (AioQueue, {"limits": PoolSettings()}, "limits: expected LimitSettings, got PoolSettings"),
+        (AioQueue, {"worker": 0}, "worker: expected WorkerSettings, got int"),
+        (AioQueue, {"retention": {}}, "retention: expected RetentionSettings, got dict"),
     ],
 )
 def test_refused(kind: type[Any], wrong: dict[str, Any], about: str) -> None:
@@ -118,3 +148,4 @@ def test_edges_are_allowed() -> None:
     assert LeaseSettings(lease=3, beat=1).beat_seconds == 1
     assert LimitSettings(grace=0).grace == 0
     assert PoolSettings(size=3, min_size=3).size == 3
+    assert RetentionSettings(succeeded=timedelta(hours=1), unsuccessful=None).succeeded_seconds == 3600

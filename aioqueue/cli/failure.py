@@ -20,6 +20,7 @@ from aioqueue.errors import (
     InvalidPayload,
     SchemaError,
     TaskDefinitionError,
+    TenantRequired,
     UnknownTask,
     UnsafeDatabase,
 )
@@ -28,7 +29,9 @@ FAILED = 1
 USAGE = 2
 UNHEALTHY = 3
 
-WRONGLY_CALLED = (ConfigurationError, InvalidOption, InvalidPayload, TaskDefinitionError, UnknownTask)
+WRONGLY_CALLED = (ConfigurationError, InvalidOption, InvalidPayload, TaskDefinitionError, TenantRequired, UnknownTask)
+POLICY_CHECKS = ("check_enable_rls", "ExecWithCheckOptions")
+"""PostgreSQL's functions that refuse a statement because of a policy; unlike their messages, they are never translated."""
 LINE = 500
 """Characters of an error's line at most."""
 
@@ -82,8 +85,14 @@ def explain(error: BaseException) -> Failure:
         return Unhealthy(text)
     if isinstance(error, UnsafeDatabase):
         return Unhealthy(str(error))
+    if isinstance(error, TenantRequired):
+        return Misuse(f"task {error.task!r} runs for a tenant only: give --tenant")
     if isinstance(error, AioQueueError):
         return Misuse(text) if isinstance(error, WRONGLY_CALLED) else Failure(text)
+    if isinstance(error, psycopg.errors.InsufficientPrivilege) and error.diag.source_function in POLICY_CHECKS:
+        return Failure(
+            f"{text}: a policy stands on the queue's own tables, which must have none; find it with: python -m aioqueue doctor"
+        )
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return Failure(
             f"{text}: the owner migrates, a worker's role reads everything, a client's may only enqueue, and show, cancel and "
@@ -110,6 +119,8 @@ class Commands(click.Group):
             if isinstance(error, Failure) and error.__cause__ is not None and ctx.ensure_object(Common).verbose:
                 traceback.print_exception(error.__cause__)
             raise
+        except BrokenPipeError:
+            raise  # whoever read has enough, as `head` does: click ends the command quietly, with code 1
         except Exception as error:
             if ctx.ensure_object(Common).verbose:
                 traceback.print_exception(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -27,24 +28,37 @@ def tenant() -> None:
 @option("--weight", type=click.FloatRange(0.01, 100), metavar="W", help="Its share of a queue beside other tenants (1).")
 @option("--limit", type=click.IntRange(1), metavar="N", help="Run so many of its jobs at once at most, over all workers.")
 @option("--no-limit", is_flag=True, help="Run as many as there are.")
-@option("--pause/--resume", default=None, help="Start none of its jobs; start them again. Jobs that run go on.")
+@option("--pause", is_flag=True, help="Start none of its jobs; those that run go on.")
+@option("--resume", is_flag=True, help="Start its jobs again.")
 @click.pass_context
-def set_(ctx: click.Context, name: str, weight: float | None, limit: int | None, no_limit: bool, pause: bool | None) -> None:
+def set_(
+    ctx: click.Context, name: str, weight: float | None, limit: int | None, no_limit: bool, pause: bool, resume: bool
+) -> None:
     """Change what is given of tenant NAME; what is left out stays as it is."""
     if limit is not None and no_limit:
         raise Misuse("give --limit or --no-limit, not both")
-    changes: dict[str, Any] = {"weight": weight, "max_running": limit, "paused": pause}
+    if pause and resume:
+        raise Misuse("give --pause or --resume, not both")
+    changes: dict[str, Any] = {"weight": weight, "max_running": limit, "paused": pause if pause or resume else None}
     changes = {key: value for key, value in changes.items() if value is not None}
     if no_limit:
         changes["max_running"] = None
     if not changes:
         raise Misuse("nothing to change: give --weight, --limit, --no-limit, --pause or --resume")
     asyncio.run(_set(ctx.ensure_object(Common), name, changes))
+    click.echo(f"tenant {name}: {', '.join(_SPELL[key](value) for key, value in changes.items())}")
 
 
 async def _set(common: Common, name: str, changes: dict[str, Any]) -> None:
     async with make_app(common) as app:
         await app.set_tenant(name, **changes)
+
+
+_SPELL: dict[str, Callable[[Any], str]] = {
+    "weight": lambda weight: f"weight {weight:g}",
+    "max_running": lambda limit: "no limit" if limit is None else f"at most {limit} jobs at once",
+    "paused": lambda paused: "paused" if paused else "not paused",
+}
 
 
 @tenant.command("list")

@@ -12,8 +12,6 @@ from datetime import datetime, timedelta
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Response, status
-from fastapi.sse import EventSourceResponse, ServerSentEvent
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from pydantic import BaseModel
 
@@ -22,6 +20,14 @@ from aioqueue.callers.caller import is_a
 from aioqueue.errors import AppNotOpen, ConfigurationError, JobCancelled, JobFailed, JobNotFound, NotCommitted, ResultTimeout
 from aioqueue.job import Job, JobState
 from aioqueue.settings import EMBEDDED_GRACE
+
+try:
+    from fastapi import APIRouter, Depends, Header, HTTPException, Response, status
+    from fastapi.sse import EventSourceResponse, ServerSentEvent
+except ImportError as error:
+    raise ImportError(
+        f"aioqueue.contrib.fastapi needs FastAPI 0.135 or later: pip install 'aioqueue-pg[fastapi]' ({error})", name=error.name
+    ) from error
 
 EVERY_TENANT: Final = object()
 """What `auth` returns for whoever may see the jobs of all tenants, and in an application without any."""
@@ -140,7 +146,8 @@ def lifespan(
 
     @contextlib.asynccontextmanager
     async def living(_web: Any) -> AsyncIterator[None]:
-        async with app, app.worker(queues=queues, concurrency=concurrency, grace=grace):
+        worker = app.worker(queues=queues, concurrency=concurrency, grace=grace)
+        async with app, worker:
             yield
 
     return living

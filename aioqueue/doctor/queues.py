@@ -61,7 +61,7 @@ def judge(workers: Rows, lanes: Rows, unknown: Rows) -> list[Finding]:
     found += [
         UNSERVED.found(
             f"queue {queue!r}: jobs ready for {spell(seconds)}, and no living worker serves it",
-            fix=f"start one: python -m aioqueue worker -A … -q {shlex.quote(queue)}",
+            fix=f"start one: python -m aioqueue worker -A … -q {shlex.quote(f'{queue}:1' if ':' in queue else queue)}",
         )
         for queue, seconds in oldest.items()
     ]

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import importlib
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Annotated, Any
@@ -411,6 +413,20 @@ async def test_the_lifespan_opens_the_app_and_runs_a_worker(make_app: MakeApp) -
     async with lifespan(app, concurrency=1)(None):
         assert await (await app.get("add").enqueue(1)).result(30) == 2
     assert not app.is_open
+
+
+async def test_a_lifespan_with_wrong_queues_is_refused_before_the_app_is_open(make_app: MakeApp) -> None:
+    app = make_app()
+    with pytest.raises(ConfigurationError, match="expected a sequence of names"):
+        await lifespan(app, queues="ab")(None).__aenter__()
+    assert not app.is_open
+
+
+def test_without_fastapi_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "aioqueue.contrib.fastapi")
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    with pytest.raises(ImportError, match=r"pip install 'aioqueue-pg\[fastapi\]'"):
+        importlib.import_module("aioqueue.contrib.fastapi")
 
 
 async def test_a_lifespan_that_fails_ends_the_worker(make_app: MakeApp, boss: Session) -> None:

@@ -212,7 +212,10 @@ async def test_a_queue_that_nobody_serves(look: Examine, one: Session, chief: Se
     await one.enqueue(1)
     assert codes(await look()) == [], "for a minute nobody minds"
     await chief.rows("UPDATE aioqueue.job SET created_at = created_at - interval '90 s'")
-    (finding,) = (await look()).findings
+    await one.enqueue(1, queue="a:b")
+    await chief.rows("UPDATE aioqueue.job SET created_at = created_at - interval '90 s' WHERE queue = 'a:b'")
+    colon, finding = sorted((await look()).findings, key=lambda found: found.what)
+    assert colon.fix.endswith("-q a:b:1"), "a colon needs a weight behind it"
     assert finding.code == "queue-unserved"
     assert "'left alone'" in finding.what and finding.fix.endswith("-q 'left alone'")
 
