@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import random
-import sys
 import threading
 import time
 import traceback
@@ -25,7 +24,7 @@ from psycopg.conninfo import conninfo_to_dict
 from .attempt import Run
 from .clock import clock
 from .events import LoopBlocked, Observers
-from .frames import where
+from .frames import stack, where
 from .job import Claimed
 from .outcome import Failed
 from .pooler import sever
@@ -272,14 +271,14 @@ class Guard:
 
     def _find_block(self) -> _Block:
         """Name the job whose task runs now, and the line of user code."""
-        frame = sys._current_frames().get(self._loop_thread)
+        frames = stack(self._loop_thread)
         try:
             task = asyncio.current_task(self._loop)
         except RuntimeError:
             task = None
         run = next((run for run in self._runs() if run.task is task and task is not None), None)
-        stack = "".join(traceback.format_stack(frame)[-20:]) if frame is not None else ""
-        return _Block(run, where(frame), stack)
+        lines = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in reversed(frames[:20]))
+        return _Block(run, where(frames), "".join(lines.format()))
 
     def _time_out(self, conn: psycopg.Connection[Any], run: Run, stack: str | None) -> None:
         """Write the fenced time-out of a job that the blocked loop cannot end."""

@@ -7,8 +7,10 @@ prompt also against a server that hangs. A notification is a hint only: nothing 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import random
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
@@ -25,7 +27,7 @@ SHORTEST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 """Seconds between attempts to connect; doubling, jittered."""
 PROBE_INTERVAL = 10.0
-"""Seconds of silence after which the session is asked for a sign of life: some proxies never send a reset."""
+"""Seconds of silence after which the session is asked for a sign of life, and notified: some proxies never send a reset."""
 ANSWER_TIMEOUT = 5.0
 """Seconds that an answer may take before the session counts as lost."""
 
@@ -42,8 +44,19 @@ class Listener:
     Callbacks run on the event loop and must not block. Everything is to be called from the loop's thread.
     """
 
-    def __init__(self, connect: Callable[[], Awaitable[AsyncConnection[Any]]], *, schema: str, observers: Observers) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[AsyncConnection[Any]]],
+        *,
+        schema: str,
+        observers: Observers,
+        notify: Callable[[str], Awaitable[object]],
+    ) -> None:
+        """`notify` sends a notification to a channel from another connection, within about ANSWER_TIMEOUT."""
         self._connect = connect
+        self._notify = notify
+        self._own = f"aioqueue_probe_{secrets.token_hex(8)}"
+        self._heard_own = False
         self._observers = observers
         self._channels: dict[Kind, str] = {"ready": channel(schema, "ready"), "done": channel(schema, "done")}
         self._callbacks: dict[Kind, list[Callback]] = {"ready": [], "done": []}
@@ -91,6 +104,8 @@ class Listener:
         try:
             listening: set[Kind] = set()
             await self._probe(conn.pgconn)
+            await self._ask(conn.pgconn, f"LISTEN {self._own}")
+            await self._probe_delivery(conn.pgconn)
             while True:
                 # Nothing may wait between here and the wait below unless the loop then begins anew.
                 self._event.clear()
@@ -108,6 +123,7 @@ class Listener:
                         await self._event.wait()
                 except TimeoutError:
                     await self._probe(conn.pgconn)
+                    await self._probe_delivery(conn.pgconn)
         finally:
             # Before the connection is closed: its number may be another socket's at once.
             loop.remove_reader(descriptor)
@@ -124,6 +140,23 @@ class Listener:
         """Ask for a sign of life. Where nothing can be written nobody notifies: it is the wrong server after a failover."""
         if await self._ask(pgconn, "SHOW transaction_read_only") != b"off":
             raise psycopg.OperationalError("the server is read-only")
+
+    async def _probe_delivery(self, pgconn: pq.abc.PGconn) -> None:
+        """Have another connection notify us. A session that answers may hear nothing: a pooler's, another database's."""
+        self._heard_own = False
+        try:
+            await self._notify(self._own)
+        except psycopg.Error:
+            return  # it could not be sent, which says nothing of this session
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_TIMEOUT):
+                while True:
+                    self._event.clear()
+                    self._hear(pgconn)
+                    if self._heard_own:
+                        return
+                    await self._event.wait()
+        raise psycopg.OperationalError("the session answers, but notifications of another connection do not arrive")
 
     async def _ask(self, pgconn: pq.abc.PGconn, statement: str) -> bytes | None:
         """Run a statement; the first value of its last row, if any."""
@@ -150,6 +183,7 @@ class Listener:
         heard: set[bytes] = set()
         while (notify := pgconn.notifies()) is not None:
             heard.add(notify.relname)
+        self._heard_own = self._heard_own or self._own.encode() in heard
         for kind, name in self._channels.items():
             if name.encode() in heard:
                 self._call(kind)

@@ -17,7 +17,7 @@ from .database import Database, deadline
 from .errors import ConfigurationError
 from .events import Observers, PoolerFound, logger
 from .keep import keep_running
-from .listen import Listener
+from .listen import ANSWER_TIMEOUT, Listener
 from .result import ResultReader
 from .settings import Settings
 from .store import Store
@@ -37,7 +37,9 @@ class Services:
         self._pid = os.getpid()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.notifier = Notifier(database, store)
-        self._listener = Listener(database.connect_listener, schema=settings.schema, observers=observers)
+        self._listener = Listener(
+            database.connect_listener, schema=settings.schema, observers=observers, notify=self._notify_listener
+        )
         self._reader = ResultReader(
             database, store, self._listener, self.notifier, poll=settings.worker.poll, keep=settings.retention.succeeded_seconds
         )
@@ -114,6 +116,10 @@ class Services:
             await self.notifier.send_last()
         finally:
             await self._database.close()
+
+    async def _notify_listener(self, channel: str) -> None:
+        async with self._database.for_caller(ANSWER_TIMEOUT) as conn:
+            await conn.execute("SELECT pg_catalog.pg_notify(%s, '')", (channel,))
 
     def _serve(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start a loop unless it runs."""

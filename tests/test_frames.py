@@ -1,19 +1,16 @@
 """The line that is named is user code's, if there is any within reach."""
 
 import json
-import sys
 import threading
 
-from aioqueue.frames import where
+from aioqueue.frames import stack, where
 
 
 def test_user_code_is_named_and_not_the_library_that_it_is_in() -> None:
     found: list[str] = []
 
     def pairs(_: object) -> None:
-        caller = sys._getframe().f_back  # of the standard library
-        assert caller is not None
-        found.append(where(caller))
+        found.append(where(stack(threading.get_ident())[2:]))  # from the standard library on
 
     json.JSONDecoder(object_pairs_hook=pairs, object_hook=None).decode('{"a": 1}')
     assert "test_frames.py:" in found[0]
@@ -24,8 +21,8 @@ def test_where_nothing_is_user_codes_it_is_the_innermost_line() -> None:
     event = threading.Event()
     thread = threading.Thread(target=event.wait)
     thread.start()
-    frame = sys._current_frames()[thread.ident or 0]
+    frames = stack(thread.ident or 0)
     event.set()
     thread.join()
-    assert "threading.py:" in where(frame)
-    assert where(None) == "an unknown place"
+    assert "threading.py:" in where(frames)
+    assert stack(thread.ident or 0) == [] and where([]) == "an unknown place"

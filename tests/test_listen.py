@@ -102,12 +102,17 @@ async def boss(database: Database, schema: str) -> AsyncIterator[Session]:
         yield Session(conn, Store(schema))
 
 
+def notified(boss: Session) -> Callable[[str], Awaitable[object]]:
+    """Notifies from the superuser's session."""
+    return lambda name: boss.rows("SELECT pg_notify(%s, '')", name)
+
+
 async def listening(boss: Session) -> int:
     return int(await boss.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", NAME))
 
 
 async def test_each_kind_is_heard_by_its_own_callbacks(sessions: Sessions, observers: Observers, boss: Session) -> None:
-    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers)
+    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers, notify=notified(boss))
     ready, also_ready, done = Heard(), Heard(), Heard()
     listener.subscribe("ready", ready)
     listener.subscribe("ready", also_ready)
@@ -134,7 +139,7 @@ async def test_the_channel_carries_the_schema(boss: Session) -> None:
 
 
 async def test_a_channel_is_added_and_removed_while_idle(sessions: Sessions, observers: Observers, boss: Session) -> None:
-    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers)
+    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers, notify=notified(boss))
     ready, done = Heard(), Heard()
     listener.subscribe("ready", ready)
     async with running(listener):
@@ -155,7 +160,7 @@ async def test_a_channel_is_added_and_removed_while_idle(sessions: Sessions, obs
 async def test_a_subscription_before_any_other_makes_the_first_channel(
     sessions: Sessions, observers: Observers, boss: Session
 ) -> None:
-    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers)
+    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers, notify=notified(boss))
     connected, done = Heard(), Heard()
     observers.add(lambda _: connected())
     async with running(listener):
@@ -167,7 +172,7 @@ async def test_a_subscription_before_any_other_makes_the_first_channel(
 async def test_fifty_lost_sessions_are_each_replaced_and_caught_up(
     sessions: Sessions, observers: Observers, events: list[Event], boss: Session
 ) -> None:
-    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers)
+    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers, notify=notified(boss))
     ready, done = Heard(), Heard()
     listener.subscribe("ready", ready)
     listener.subscribe("done", done)
@@ -201,7 +206,7 @@ async def test_two_hundred_starts_and_stops_leave_no_session_and_no_task(
 ) -> None:
     tasks = asyncio.all_tasks()
     for _ in range(200):
-        listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers)
+        listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers, notify=notified(boss))
         done = Heard()
         listener.subscribe("done", done)
         async with running(listener):
@@ -223,7 +228,7 @@ async def stopped(pid: int) -> AsyncIterator[None]:
 
 
 async def test_stopping_waits_for_no_server(sessions: Sessions, observers: Observers, boss: Session) -> None:
-    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers)
+    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers, notify=notified(boss))
     done = Heard()
     listener.subscribe("done", done)
     task = asyncio.create_task(listener.run())
@@ -245,7 +250,7 @@ async def test_a_session_that_hangs_is_found_and_replaced(
 ) -> None:
     monkeypatch.setattr(listen, "PROBE_INTERVAL", 0.05)
     monkeypatch.setattr(listen, "ANSWER_TIMEOUT", 1.0)
-    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers)
+    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers, notify=notified(boss))
     done = Heard()
     listener.subscribe("done", done)
     async with running(listener):
@@ -260,7 +265,7 @@ async def test_a_session_that_answers_its_probes_stays(
     sessions: Sessions, observers: Observers, events: list[Event], boss: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listen, "PROBE_INTERVAL", 0.001)
-    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers)
+    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers, notify=notified(boss))
     done = Heard()
     listener.subscribe("done", done)
     async with running(listener):
@@ -296,7 +301,7 @@ async def test_an_outage_is_said_once_and_pauses_grow(
     sessions: Sessions, observers: Observers, events: list[Event], boss: Session
 ) -> None:
     refusals = Refusals(sessions.connect, 4)
-    listener = Listener(refusals, schema=boss.store.schema, observers=observers)
+    listener = Listener(refusals, schema=boss.store.schema, observers=observers, notify=notified(boss))
     done = Heard()
     listener.subscribe("done", done)
     async with running(listener):
@@ -310,7 +315,7 @@ async def test_an_outage_is_said_once_and_pauses_grow(
 async def test_a_refused_listen_is_an_outage(
     sessions: Sessions, observers: Observers, events: list[Event], boss: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers)
+    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers, notify=notified(boss))
     monkeypatch.setitem(listener._channels, "done", "not a name")
     done = Heard()
     listener.subscribe("done", done)
@@ -330,7 +335,7 @@ async def test_a_callback_that_fails_harms_no_other(
     def broken() -> None:
         raise RuntimeError("broken callback")
 
-    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers)
+    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers, notify=notified(boss))
     done = Heard()
     kind: Kind = "done"
     listener.subscribe(kind, broken)
@@ -359,7 +364,48 @@ async def test_a_connection_attempt_is_cancelled_at_once(database: Database, obs
             asked.set()
             return await AsyncConnection.connect(f"host=127.0.0.1 port={port} dbname=x sslmode=disable")
 
-        listener = Listener(connect, schema=boss.store.schema, observers=observers)
+        listener = Listener(connect, schema=boss.store.schema, observers=observers, notify=notified(boss))
         async with running(listener):
             await asked.wait()
         await arrived.wait()  # the socket is closed, or read() would not have ended
+
+
+async def test_a_session_that_answers_but_hears_nothing_is_given_up_and_said_once(
+    sessions: Sessions, observers: Observers, events: list[Event], boss: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr(listen, "SHORTEST_PAUSE", 0.01)
+
+    async def lost(_: str) -> None:
+        """A notification that does not arrive, as through a pooler in transaction mode."""
+
+    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers, notify=lost)
+    ready = Heard()
+    listener.subscribe("ready", ready)
+    async with running(listener):
+        await sessions.wait(4)
+        assert not listener.connected
+    (said,) = events
+    assert isinstance(said, DatabaseLost) and "do not arrive" in said.error
+
+
+@pytest.mark.parametrize("sent", [True, False])
+async def test_in_silence_another_connection_notifies_it_and_what_cannot_be_sent_says_nothing(
+    sessions: Sessions, observers: Observers, events: list[Event], boss: Session, monkeypatch: pytest.MonkeyPatch, sent: bool
+) -> None:
+    monkeypatch.setattr(listen, "PROBE_INTERVAL", 0.02)
+    probed = Heard()
+
+    async def notify(name: str) -> None:
+        probed()
+        if not sent:
+            raise psycopg.OperationalError("no connection is free")
+        await notified(boss)(name)
+
+    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers, notify=notify)
+    listener.subscribe("ready", Heard())
+    async with running(listener):
+        await probed.wait(5)
+        assert listener.connected
+    assert len(sessions.all) == 1
+    assert events == [ListenerConnected()]

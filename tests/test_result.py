@@ -114,8 +114,12 @@ async def running(dsn: str, schema: str, poll: float, listening: bool) -> AsyncI
         await may_listen.wait()
         return await database.connect()
 
+    async def notify(name: str) -> None:
+        async with database.for_caller() as conn:
+            await conn.execute("SELECT pg_notify(%s, '')", (name,))
+
     connected = asyncio.Event()
-    listener = Listener(connect, schema=schema, observers=Observers([lambda _: connected.set()]))
+    listener = Listener(connect, schema=schema, observers=Observers([lambda _: connected.set()]), notify=notify)
     notifier = Notifier(database, store)
     reader = ResultReader(database, store, listener, notifier, poll=poll, keep=7 * 86_400)
     await database.open()

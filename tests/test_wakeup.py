@@ -82,7 +82,11 @@ class Process:
         self.store = WatchedStore(schema)
         self.notifier = Notifier(self.database, self.store)
         self.ears = Ears()
-        self.listener = Listener(self.database.connect, schema=schema, observers=Observers())
+        self.listener = Listener(self.database.connect, schema=schema, observers=Observers(), notify=self._notify)
+
+    async def _notify(self, name: str) -> None:
+        async with self.database.for_caller() as conn:
+            await conn.execute("SELECT pg_notify(%s, '')", (name,))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

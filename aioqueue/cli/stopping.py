@@ -20,7 +20,7 @@ from types import FrameType
 from typing import NoReturn
 
 from aioqueue.app import RunningWorker
-from aioqueue.frames import where
+from aioqueue.frames import stack, where
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LAST_MOMENT = 1.0
@@ -98,8 +98,8 @@ async def find_stuck(threads: ThreadPoolExecutor) -> list[str]:
 
 
 def _where(thread: threading.Thread) -> str:
-    frame = sys._current_frames().get(thread.ident or 0)
-    return "" if frame is None else f" at {where(frame)}"
+    frames = stack(thread.ident or 0)
+    return f" at {where(frames)}" if frames else ""
 
 
 def leave(code: int) -> NoReturn:

@@ -20,7 +20,7 @@ POOL_SIZE = 4
 """Connections of the server that PgBouncer shares out."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pooler(migrated: Database) -> Iterator[PgBouncer]:
     if PROGRAM is None:
         pytest.skip("PgBouncer is not here: apt-get install pgbouncer")
