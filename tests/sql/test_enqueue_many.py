@@ -192,7 +192,7 @@ async def test_the_same_id_at_once_waits_and_is_one_job(boss: Session, one: Sess
 async def test_fifty_first_users_of_a_queue_beside_an_open_transaction_of_the_first(connect: Connect) -> None:
     sessions = [await connect("client") for _ in range(50)]
     for session in sessions:
-        await session.rows("SET lock_timeout = '1ms'")
+        await session.rows("SET lock_timeout = '10s'")
     await sessions[0].begin()
     await sessions[0].enqueue(queue="brand new", tenant="T")
     await asyncio.gather(*(s.enqueue(queue="brand new", tenant="T") for s in sessions[1:]))

@@ -186,7 +186,7 @@ async def test_it_gives_way_to_an_open_transaction_and_no_claim_waits_long(own: 
     await caller.enqueue(50, priority=1)
     worker = await two.register()
     await one.enqueue(50)
-    await two.rows("SET lock_timeout = '100ms'")
+    await two.rows("SET lock_timeout = '1s'")
 
     async def pruning() -> None:
         for _ in range(10):
