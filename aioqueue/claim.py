@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
@@ -17,10 +16,11 @@ from typing import Protocol
 import psycopg
 
 from .database import Database, connection_lost
-from .events import DatabaseLost, DatabaseRecovered, JobClaimed, Observers
+from .events import JobClaimed, Observers
 from .floor import Floors
 from .job import Claimed, Fence
 from .lanes import Lanes
+from .outage import Outage
 from .outcome import Outcome, Reason, Released
 from .settings import WorkerSettings
 from .store import WORKER_DEAD, Claims, LaneScan, Store
@@ -278,8 +278,7 @@ class Claimer:
             self._reserved -= limit
 
     async def _claim_reserved(self, limit: int, scans: Sequence[LaneScan] | None) -> Claims:
-        lost_since: float | None = None
-        pause = 0.1
+        outage = Outage(self._observers, "claimer")
         while True:
             worker = self._lease.worker
             try:
@@ -295,18 +294,14 @@ class Claimer:
                     return Claims()
                 if connection_lost(error):
                     self._unanswered = time.monotonic() + UNANSWERED  # an error that the server answers took nothing
-                if lost_since is None:
-                    lost_since = time.monotonic()
-                    self._observers.emit(DatabaseLost("claimer", str(error)))
-                await asyncio.sleep(pause * (0.5 + random.random()))
-                pause = min(pause * 2, 2.0)
+                outage.lost(error)
+                await outage.pause()
                 await self._lease.wait_proven()
             except BaseException:
                 # The worker stops (or this is a bug); what the server did is not known.
                 self._unanswered = time.monotonic() + UNANSWERED
                 raise
-        if lost_since is not None:
-            self._observers.emit(DatabaseRecovered("claimer", time.monotonic() - lost_since))
+        outage.over()
         highest: dict[int, int] = {}
         for job in claims.jobs:
             if job.vt > highest.get(job.lane, -1):

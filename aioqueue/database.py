@@ -254,16 +254,13 @@ class Database:
         One whose server is gone, or can only read (a demoted primary), is closed: the next call finds another server.
         """
         limit = seconds or self.settings.deadline
-        async with self._connection(min(limit, self.settings.acquire_timeout)) as conn:
-            timer = asyncio.get_running_loop().call_later(limit, sever, conn)
+        async with self._connection(min(limit, self.settings.acquire_timeout)) as conn, deadline(conn, limit):
             try:
                 yield conn
             except psycopg.Error as error:
                 if self.lost(error):
                     await conn.close()
                 raise
-            finally:
-                timer.cancel()
 
     @contextlib.asynccontextmanager
     async def for_caller(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection[TupleRow]]:

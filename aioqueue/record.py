@@ -22,8 +22,9 @@ import psycopg
 from psycopg import AsyncConnection
 
 from .database import Database, connection_lost
-from .events import DatabaseLost, DatabaseRecovered, JobLost, JobRecorded, Observers
+from .events import JobLost, JobRecorded, Observers
 from .job import Claimed
+from .outage import Outage
 from .outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Released, Snoozed, Succeeded
 from .store import LOCKED, REFUSED, Store
 
@@ -248,8 +249,7 @@ class Recorder:
 
     async def _write(self, batch: list[Pending]) -> None:
         """Write a batch, repeating it until the database is there; raise what else it says."""
-        lost_since: float | None = None
-        pause = 0.05
+        outage = Outage(self._observers, "recorder", shortest=0.05)
         while True:
             try:
                 async with self._database.runtime() as conn:
@@ -263,13 +263,9 @@ class Recorder:
             except psycopg.Error as error:
                 if not _passes(error):
                     raise
-                if lost_since is None:
-                    lost_since = time.monotonic()
-                    self._observers.emit(DatabaseLost("recorder", str(error)))
-                await asyncio.sleep(pause * (0.5 + random.random()))
-                pause = min(pause * 2, 2.0)
-        if lost_since is not None:
-            self._observers.emit(DatabaseRecovered("recorder", time.monotonic() - lost_since))
+                outage.lost(error)
+                await outage.pause()
+        outage.over()
         for pending in batch:
             self._end(pending, states.get(pending.job.job_id))
         self._recorded()

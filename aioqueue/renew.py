@@ -11,14 +11,14 @@ import os
 import random
 import secrets
 import socket
-import time
 from collections.abc import Callable, Sequence
 
 import psycopg
 
 from .clock import clock
 from .database import Database
-from .events import DatabaseLost, DatabaseRecovered, LeaseLost, Observers
+from .events import LeaseLost, Observers
+from .outage import Outage
 from .settings import LeaseSettings
 from .store import Store
 
@@ -114,10 +114,10 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Beat for ever; the worker is registered already."""
-        lost_since: float | None = None
+        outage = Outage(self._observers, "heartbeat")
         while True:
-            wait = self._settings.beat_seconds if lost_since is None else min(1.0, self._settings.beat_seconds / 5)
-            await self._pause(wait * (1.0 if lost_since is None else 0.5 + random.random()))
+            wait = self._settings.beat_seconds if not outage.under_way else min(1.0, self._settings.beat_seconds / 5)
+            await self._pause(wait * (1.0 if not outage.under_way else 0.5 + random.random()))
             if clock() > self._deadline:
                 self._doubt("the lease could not be renewed in time")
             try:
@@ -126,13 +126,9 @@ class Heartbeat:
                 else:
                     await self._beat()
             except psycopg.Error as error:
-                if lost_since is None:
-                    lost_since = time.monotonic()
-                    self._observers.emit(DatabaseLost("heartbeat", str(error)))
+                outage.lost(error)
                 continue
-            if lost_since is not None:
-                self._observers.emit(DatabaseRecovered("heartbeat", time.monotonic() - lost_since))
-                lost_since = None
+            outage.over()
 
     def close(self) -> None:
         """Judge the lease no more: nothing runs."""

@@ -7,17 +7,16 @@ that has come up meanwhile in one. What is owed by a process that dies, the swee
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 import psycopg
 
 from .database import Database
-from .events import DatabaseLost, DatabaseRecovered, Observers
+from .events import Observers
 from .floor import Floors
 from .job import Claimed
+from .outage import Outage
 from .store import Store
 
 BATCH = 100
@@ -67,8 +66,7 @@ class Unparker:
 
     async def run(self) -> None:
         """Unpark what is owed, for ever."""
-        lost_since: float | None = None
-        pause = 0.1
+        outage = Outage(self._observers, "unparker")
         while True:
             await self._work.wait()
             # One turn of the loop, so that jobs that ended together are followed up together.
@@ -80,15 +78,10 @@ class Unparker:
                 await self._unpark(batch)
             except psycopg.Error as error:
                 self._wanted.update(batch)
-                if lost_since is None:
-                    lost_since = time.monotonic()
-                    self._observers.emit(DatabaseLost("unparker", str(error)))
-                await asyncio.sleep(pause * (0.5 + random.random()))
-                pause = min(pause * 2, 2.0)
+                outage.lost(error)
+                await outage.pause()
                 continue
-            if lost_since is not None:
-                self._observers.emit(DatabaseRecovered("unparker", time.monotonic() - lost_since))
-                lost_since, pause = None, 0.1
+            outage.over()
             if not self._wanted:
                 self._work.clear()
                 self._idle.set()

@@ -12,8 +12,9 @@ from uuid import UUID
 import psycopg
 
 from aioqueue.database import Database
-from aioqueue.events import DatabaseLost, DatabaseRecovered, Observers
+from aioqueue.events import Observers
 from aioqueue.floor import Floors
+from aioqueue.outage import Outage
 from aioqueue.settings import LeaseSettings, WorkerSettings
 from aioqueue.store import Store, Tick
 
@@ -64,22 +65,18 @@ class Maintenance:
 
     async def run(self) -> None:
         """Tick and do what is due, for ever."""
-        lost_since: float | None = None
+        outage = Outage(self._observers, "maintenance")
         pause = 0.0
         while True:
             await self._wait(pause)
             try:
                 pause = await self._once()
             except psycopg.Error as error:
-                if lost_since is None:
-                    lost_since = time.monotonic()
-                    self._observers.emit(DatabaseLost("maintenance", str(error)))
+                outage.lost(error)
                 pause = 0.5 + random.random()
                 self._busy.clear()
                 continue
-            if lost_since is not None:
-                self._observers.emit(DatabaseRecovered("maintenance", time.monotonic() - lost_since))
-                lost_since = None
+            outage.over()
 
     async def _wait(self, seconds: float) -> None:
         """Wait, at the busy pace as soon as something is claimed."""
