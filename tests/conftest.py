@@ -14,9 +14,10 @@ from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 
 from aioqueue import AioQueue, migrate
-from tests.kit import MakeApp, Seen
+from tests.kit import MakeApp, Seen, session
 from tests.postgres import VERSIONS, Database, Server, VersionMissing, programs
 from tests.shop import at, shop  # noqa: F401 - fixtures of the whole suite
+from tests.sql.engine import Session
 
 PROCESSES = 4
 
@@ -174,8 +175,8 @@ def seen() -> Seen:
 def make_app(worker_dsn: str, schema: str, seen: Seen) -> MakeApp:
     """A function that makes an app with one task, `add`; its events are in `seen`."""
 
-    def make(**settings: Any) -> AioQueue:
-        app = AioQueue(worker_dsn, schema=schema, observers=[seen], **settings)
+    def make(dsn: str = worker_dsn, **settings: Any) -> AioQueue:
+        app = AioQueue(dsn, schema=schema, observers=[seen], **settings)
 
         @app.task(name="add")
         async def add(a: int, b: int = 1) -> int:
@@ -184,3 +185,17 @@ def make_app(worker_dsn: str, schema: str, seen: Seen) -> MakeApp:
         return app
 
     return make
+
+
+@pytest.fixture
+async def app(make_app: MakeApp) -> AsyncIterator[AioQueue]:
+    """One of these, open."""
+    async with make_app() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def boss(database: Database, schema: str) -> AsyncIterator[Session]:
+    """A session of the schema's owner, who may read and change everything."""
+    async with session(database.dsn("owner"), schema) as made:
+        yield made

@@ -45,46 +45,11 @@ from aioqueue.listen import Listener
 from aioqueue.pooler import sever
 from aioqueue.result import ResultReader
 from aioqueue.wakeup import Notifier
-from tests.kit import Seen, passed, session, until
+from tests.kit import MakeApp, Seen, passed, session, until
 from tests.postgres import Database
 from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
-
-MakeApp = Callable[..., AioQueue]
-
-
-@pytest.fixture
-def seen() -> Seen:
-    return Seen()
-
-
-@pytest.fixture
-def make_app(worker_dsn: str, schema: str, seen: Seen) -> MakeApp:
-    """A function that makes an app with a task `add` on the test's database."""
-
-    def make(dsn: str = worker_dsn, **settings: Any) -> AioQueue:
-        app = AioQueue(dsn, schema=schema, observers=[seen], **settings)
-
-        @app.task(name="add")
-        async def add(a: int, b: int = 1) -> int:
-            return a + b
-
-        return app
-
-    return make
-
-
-@pytest.fixture
-async def app(make_app: MakeApp) -> AsyncIterator[AioQueue]:
-    async with make_app() as opened:
-        yield opened
-
-
-@pytest.fixture
-async def boss(database: Database, schema: str) -> AsyncIterator[Session]:
-    async with session(database.dsn("owner"), schema) as made:
-        yield made
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ Between a request and its effect stand a row, a hint and a tick; here all of it 
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -27,35 +27,13 @@ from aioqueue import (
 from aioqueue.attempt import Cause
 from aioqueue.events import JobRecorded, WorkerStopping
 from aioqueue.outcome import Cancelled
-from tests.kit import Bench, Seen, bench, passed, session, until
+from tests.kit import Bench, MakeApp, Seen, bench, passed, session, until
 from tests.postgres import Database
 from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
 
-MakeApp = Callable[..., AioQueue]
 LATER = Retry(base=3600, jitter=False)
-
-
-@pytest.fixture
-def seen() -> Seen:
-    return Seen()
-
-
-@pytest.fixture
-def make_app(worker_dsn: str, schema: str, seen: Seen) -> MakeApp:
-    """A function that makes an app on the test's database."""
-
-    def make(dsn: str = worker_dsn, **settings: Any) -> AioQueue:
-        return AioQueue(dsn, schema=schema, observers=[seen], **settings)
-
-    return make
-
-
-@pytest.fixture
-async def app(make_app: MakeApp) -> AsyncIterator[AioQueue]:
-    async with make_app() as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -63,12 +41,6 @@ async def guest(make_app: MakeApp, client_dsn: str) -> AsyncIterator[AioQueue]:
     """Another app, without the tasks, as the client role."""
     async with make_app(client_dsn) as opened:
         yield opened
-
-
-@pytest.fixture
-async def boss(database: Database, schema: str) -> AsyncIterator[Session]:
-    async with session(database.dsn("owner"), schema) as made:
-        yield made
 
 
 @pytest.fixture

@@ -21,17 +21,10 @@ from aioqueue.lanes import LOWEST_FIRST, Lanes
 from aioqueue.pooler import sever
 from aioqueue.store import LOWEST_ID, LaneScan
 from aioqueue.suspect import SuspectTurn
-from tests.kit import MakeApp, Seen, passed, session
-from tests.postgres import Database as PlainDatabase
+from tests.kit import MakeApp, Seen, passed
 from tests.sql.engine import Session, entry
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def boss(database: PlainDatabase, schema: str) -> AsyncIterator[Session]:
-    async with session(database.dsn("owner"), schema) as made:
-        yield made
 
 
 # -- lanes -----------------------------------------------------------------------------------------------------------------

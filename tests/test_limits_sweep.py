@@ -13,8 +13,6 @@ from aioqueue.maintenance import sweep
 from aioqueue.maintenance.sweep import Sweeper
 from aioqueue.settings import PoolSettings
 from aioqueue.store import LOWEST_ID
-from tests.kit import session
-from tests.postgres import Database as PlainDatabase
 from tests.sql.engine import LANE, Session
 
 pytestmark = pytest.mark.anyio
@@ -22,12 +20,6 @@ PARK = (
     "INSERT INTO aioqueue.parked (key, pos, job_id, rule, lane, tenant, attempt, spared)"
     " SELECT hashint8extended({key}, 0), n, gen_random_uuid(), 0, %s, '', 0, 0 FROM generate_series(1, %s) n"
 )
-
-
-@pytest.fixture
-async def boss(database: PlainDatabase, schema: str) -> AsyncIterator[Session]:
-    async with session(database.dsn("owner"), schema) as made:
-        yield made
 
 
 @pytest.fixture

@@ -1,14 +1,14 @@
 """Maintenance: what is due is promoted, what dead workers ran is rescued, and a restarted server loses no job."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from aioqueue import AioQueue, JobContext, JobFailed, JobState, LeaseSettings, Retry, WorkerSettings
 from aioqueue.events import JobRecorded, JobsPromoted, JobsRescued
-from tests.kit import Seen, passed, session
+from tests.kit import Seen, passed
 from tests.postgres import FAST, Database, Server
 from tests.sql.engine import Session
 
@@ -16,11 +16,6 @@ pytestmark = pytest.mark.anyio
 
 MakeApp = Callable[..., AioQueue]
 SHORT = LeaseSettings(lease=1.5, rescue_interval=0.2)
-
-
-@pytest.fixture
-def seen() -> Seen:
-    return Seen()
 
 
 @pytest.fixture
@@ -35,12 +30,6 @@ def make_app(worker_dsn: str, schema: str, seen: Seen) -> MakeApp:
         return app
 
     return make
-
-
-@pytest.fixture
-async def boss(database: Database, schema: str) -> AsyncIterator[Session]:
-    async with session(database.dsn("owner"), schema) as made:
-        yield made
 
 
 async def test_a_scheduled_job_runs_when_it_is_due_and_not_before(make_app: MakeApp, seen: Seen, boss: Session) -> None:

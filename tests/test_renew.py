@@ -1,7 +1,6 @@
 """The lease: a refused beat, beats that cannot be sent, and that nobody claims or runs on while the lease is in doubt."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,12 +11,6 @@ from tests.postgres import Database
 from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def boss(database: Database, schema: str) -> AsyncIterator[Session]:
-    async with session(database.dsn("owner"), schema) as made:
-        yield made
 
 
 def test_a_beat_slower_than_a_third_of_the_lease_is_refused() -> None:

@@ -8,11 +8,7 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 
-from aioqueue import AioQueue
 from tests.callers.drivers import AWAITED, BLOCKING, Driver
-from tests.kit import MakeApp, session
-from tests.postgres import Database
-from tests.sql.engine import Session
 
 Open = Callable[..., AbstractAsyncContextManager[Driver]]
 
@@ -43,18 +39,6 @@ async def driver(open_driver: Open, kind: type[Driver]) -> AsyncIterator[Driver]
     """The caller's connection; nothing has been done on it."""
     async with open_driver(kind) as opened:
         yield opened
-
-
-@pytest.fixture
-async def app(make_app: MakeApp) -> AsyncIterator[AioQueue]:
-    async with make_app() as opened:
-        yield opened
-
-
-@pytest.fixture
-async def boss(database: Database, schema: str) -> AsyncIterator[Session]:
-    async with session(database.dsn("owner"), schema) as made:
-        yield made
 
 
 @pytest.fixture
