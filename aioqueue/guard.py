@@ -280,7 +280,7 @@ class Guard:
         lines = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in reversed(frames[:20]))
         return _Block(run, where(frames), "".join(lines.format()))
 
-    def _time_out(self, conn: psycopg.Connection[Any], run: Run, stack: str | None) -> None:
+    def _time_out(self, conn: psycopg.Connection[Any], run: Run, lines: str | None) -> None:
         """Write the fenced time-out of a job that the blocked loop cannot end."""
         job = run.job
         # Before it is taken, so that at every moment somebody knows of the job.
@@ -289,7 +289,7 @@ class Guard:
         state: str | None = None
         try:
             if run.take():
-                outcome = run.timed_out(stack)
+                outcome = run.timed_out(lines)
                 text = self._encode(job, outcome)
                 state = self._store.record_in_thread(conn, worker=job.worker, outcomes=f"[{text}]").get(job.job_id)
         finally:

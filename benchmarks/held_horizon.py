@@ -59,15 +59,8 @@ def overlapping_writers(dsn: str, seconds: float) -> Iterator[None]:
                 conn.execute("COMMIT")
                 pause = seconds
 
-    threads = [threading.Thread(target=write, args=(first,)) for first in (seconds, seconds / 2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with kit.beside(over, write, (seconds, seconds / 2)):
         yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
 
 
 @contextlib.contextmanager

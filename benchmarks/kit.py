@@ -12,8 +12,9 @@ import math
 import os
 import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -112,6 +113,20 @@ def held_horizon(dsn: str, how: str) -> Iterator[None]:
         conn.execute("SELECT pg_current_xact_id()" if how == "xid" else "SELECT count(*) FROM pg_class")
         yield
         conn.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
+def beside(over: threading.Event, call: Callable[[float], object], firsts: Iterable[float]) -> Iterator[None]:
+    """Make the call for each of `firsts` in a thread of its own, until the block ends and sets `over`."""
+    threads = [threading.Thread(target=call, args=(first,)) for first in firsts]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 def percentile(values: Sequence[float], share: float) -> float:

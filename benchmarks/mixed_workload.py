@@ -58,15 +58,8 @@ def analysts(dsn: str, seconds: float, number: int = 3) -> Iterator[None]:
                     over.wait(2.0)
                 conn.execute("COMMIT")
 
-    threads = [threading.Thread(target=analyse, args=(seconds * (i + 1) / number,)) for i in range(number)]
-    for thread in threads:
-        thread.start()
-    try:
+    with kit.beside(over, analyse, (seconds * (i + 1) / number for i in range(number))):
         yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
 
 
 async def enqueue(driver: Driver, rate: int, seconds: float) -> None:
