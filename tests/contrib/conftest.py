@@ -1,5 +1,5 @@
 """The fixtures of the callers' tests, for what is built on them."""
 
-from tests.callers.conftest import app, boss, shop
+from tests.callers.conftest import shop
 
-__all__ = ["app", "boss", "shop"]
+__all__ = ["shop"]
