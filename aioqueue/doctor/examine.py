@@ -18,6 +18,7 @@ from . import (
     connections,
     extra_policies,
     horizon,
+    id_times,
     notifications,
     partitions,
     pooler,
@@ -46,13 +47,16 @@ class Check(Protocol):
 
 TENANTS: tuple[Check, ...] = (bypass, tenant_tables, partitions, views, tenant_default, extra_policies)
 """Whether policies keep tenants apart."""
-QUEUE: tuple[Check, ...] = (connections, queues)
+QUEUE: tuple[Check, ...] = (connections, queues, id_times)
 """What stands in the queue's own tables; they must be there, and readable."""
 SERVER: tuple[Check, ...] = (vacuum, horizon, server_settings)
 """About the server."""
 WAY: tuple[Check, ...] = (pooler, notifications, clock)
 """About the way to it; not in a transaction, at whose end alone a notification is sent."""
-UNREAD = "jobs that nobody runs, and the connections that workers need: the queue's tables cannot be read as they are"
+UNREAD = (
+    "jobs that nobody runs, ids of a wrong clock, and the connections that workers need: the queue's tables cannot be read as "
+    "they are"
+)
 
 
 @dataclass(frozen=True, slots=True)

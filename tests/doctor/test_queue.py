@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from psycopg import AsyncConnection, sql
 
-from aioqueue.doctor import vacuum
+from aioqueue.doctor import id_times, vacuum
 from aioqueue.doctor.examine import examine
 from aioqueue.finding import Finding, Severity
 from aioqueue.sql import migrations, tables
@@ -16,6 +17,7 @@ from tests.doctor.conftest import connection as connect
 from tests.kit import PATIENCE
 from tests.postgres import Database
 from tests.sql.engine import Session, entry
+from tests.sql.ranges import id_of
 
 pytestmark = pytest.mark.anyio
 Quote = Callable[[str], str]
@@ -190,6 +192,35 @@ async def test_dead_rows_that_nobody_removes(look: Examine, shop: Execute, own: 
     assert "vacuumed" in finding.what
     await shop(f"VACUUM {own('cancel')}", "SELECT pg_stat_force_next_flush()")
     assert codes(await look()) == []
+
+
+# -- ids and the DEFAULT partitions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["worker", "owner"])
+async def test_ids_of_a_clock_that_is_ahead(look: Examine, boss: Execute, owner: AsyncConnection, schema: str, role: str) -> None:
+    session = Session(owner, Store(schema))
+    tomorrow = datetime.now(UTC) + timedelta(hours=12)
+    await session.enqueue(id=id_of(tomorrow))
+    assert codes(await look(role)) == [], "its range is made already"
+    for days in (100, 300):
+        await session.enqueue(id=id_of(datetime.now(UTC) + timedelta(days=days, minutes=1)))
+    (finding,) = (await look(role)).findings
+    assert (finding.code, finding.severity) == ("ids-of-the-future", Severity.WARNING)
+    assert "2 jobs" in finding.what and "300 days ahead" in finding.what
+    await session.rows("DELETE FROM aioqueue.job")
+    assert codes(await look(role)) == []
+
+
+async def test_a_default_partition_that_is_too_large_for_ranges_to_be_made(
+    look: Examine, shop: Execute, own: Quote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = await look()
+    assert codes(report) == []
+    monkeypatch.setattr(id_times, "LIMIT", report.facts["default_partition_bytes"] - 1)
+    report = await look()
+    (finding,) = report.findings
+    assert (finding.code, finding.severity, report.wrong) == ("default-partition-large", Severity.ADVICE, False)
 
 
 # -- jobs that nobody runs ------------------------------------------------------------------------------------------------
