@@ -216,8 +216,11 @@ async def test_what_a_job_commits_by_itself_for_the_session_does_not_reach_the_n
     async def look(tx: JobTransaction) -> None:
         found.append(await tx.fetch_value("SELECT current_setting('app.tenant') || current_setting('search_path')"))
 
-    for _ in range(2 * POOL_SIZE):
-        assert await run(app, look, tenant="7") is None
+    try:
+        for _ in range(2 * POOL_SIZE):
+            assert await run(app, look, tenant="7") is None
+    finally:
+        await tell_every_session(pooled_dsn, "RESET ALL")  # no job may have come by that session
     assert set(found) == {'7"$user", public'}
 
 
