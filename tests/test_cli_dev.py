@@ -35,13 +35,18 @@ class Dev:
         self.write(1)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIOQUEUE_", "PG"))}
         path = os.pathsep.join(filter(None, [str(Path.cwd()), kept.get("PYTHONPATH")]))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "aioqueue", "dev", "-A", "tasks:app"],
-            cwd=directory,
-            env={**kept, "PYTHONPATH": path, "AIOQUEUE_DSN": dsn, "AIOQUEUE_SCHEMA": schema},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        # Tests may run under nohup, which the command would heed: it inherits what is ignored.
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "aioqueue", "dev", "-A", "tasks:app"],
+                cwd=directory,
+                env={**kept, "PYTHONPATH": path, "AIOQUEUE_DSN": dsn, "AIOQUEUE_SCHEMA": schema},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        finally:
+            signal.signal(signal.SIGHUP, before)
 
     def write(self, answer: object) -> None:
         self.file.write_text(TASKS.replace("{answer}", str(answer)))
