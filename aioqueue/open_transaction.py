@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -29,10 +27,9 @@ from .nested import Nesting
 from .pooler import SESSION, PoolConnection, SharedConnection, sever
 from .settings import Settings
 from .store import NOT_OWNED, REFUSED, VIOLATION, Store
+from .terms import Terms, read_back
 
 logger = logging.getLogger("aioqueue")
-
-HAS_TRANSACTION_TIMEOUT = 170000
 
 
 class OpenTransaction:
@@ -50,7 +47,7 @@ class OpenTransaction:
         self._job = job
         self._identity = identity
         self._conn = conn
-        self._marker = f"{job.worker}:{job.attempt}:{secrets.token_hex(8)}"
+        self._terms = Terms(job, identity, settings)
         self._role = ""
         """The runtime's own, in which it ends the transaction."""
         self._user = conn.info.parameter_status("session_authorization")
@@ -60,19 +57,7 @@ class OpenTransaction:
 
     async def begin(self, seconds: float) -> None:
         """BEGIN and the local settings, in one round trip; `seconds` is what is left of the job's time limit."""
-        limit = f"{max(1, int(seconds * 1000))}ms"
-        rollback = self._settings.limits.rollback
-        values = {
-            **self._identity.settings,
-            MARKER: self._marker,
-            "row_security": "on",
-            "statement_timeout": limit,
-            "lock_timeout": limit,
-            # It ends the session: the net below the cancellation, so a little later than that.
-            "idle_in_transaction_session_timeout": f"{int((min(self._settings.lease.lease, seconds) + rollback) * 1000)}ms",
-        }
-        if self._conn.info.server_version >= HAS_TRANSACTION_TIMEOUT:
-            values["transaction_timeout"] = f"{int((seconds + rollback) * 1000)}ms"
+        values = self._terms.local_settings(seconds, server_version=self._conn.info.server_version)
         if isinstance(self._conn, SharedConnection):
             values["client_connection_check_interval"] = SESSION["client_connection_check_interval"]
         async with deadline(self._conn, self._settings.pool.deadline), self._conn.pipeline():
@@ -85,7 +70,7 @@ class OpenTransaction:
         row = await cursor.fetchone()
         self._role = "none" if row is None else row[0]
         self._nesting = Nesting(
-            self._store, self._settings.tenants, self._job, self._identity, role=self._role, marker=self._marker
+            self._store, self._settings.tenants, self._job, self._identity, role=self._role, marker=self._terms.marker
         )
         self._given = JobConnection(self._conn, self._nesting.check)
         self.face = JobTransaction(self._job, self._given, self._nesting)
@@ -94,12 +79,7 @@ class OpenTransaction:
     @property
     def _expected(self) -> dict[str, str]:
         """Every setting that must be as it was when the transaction began."""
-        expected = {**self._identity.settings, MARKER: self._marker, "row_security": "on", "role": self._role}
-        if self._user is not None:
-            expected["session_authorization"] = self._user
-        if self._identity.role is not None:
-            expected[ROLE] = self._identity.role
-        return expected
+        return self._terms.expected(self._role, self._user)
 
     async def finish(self, result: str) -> None:
         """Record success and commit, together. `result` is JSON text.
@@ -108,7 +88,7 @@ class OpenTransaction:
         then. Returns only when it is committed, also when COMMIT's answer was lost and had to be read back.
         """
         error = await self._end(partial(self._store.finish, self._conn, self._job, expected=self._expected, result=result))
-        if error is not None and await self._read_back() != "succeeded":
+        if error is not None and await read_back(self._database, self._store, self._settings, self._job) != "succeeded":
             raise error
 
     async def confirm(self) -> None:
@@ -219,28 +199,9 @@ class OpenTransaction:
         try:
             async with deadline(self._conn, self._settings.limits.rollback):
                 row = await (await self._store.get_settings(self._conn, [MARKER])).fetchone()
-                return row is not None and row[0] != self._marker
+                return row is not None and row[0] != self._terms.marker
         except psycopg.Error:
             return False
-
-    async def _read_back(self) -> str:
-        """Ask what became of a COMMIT without an answer, for as long as a lease can last; 'unknown' if nobody answers."""
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + self._settings.lease.lease
-        while True:
-            try:
-                async with self._database.runtime() as conn:
-                    found = await self._store.read_back(conn, self._job)
-            except psycopg.Error:
-                if loop.time() > give_up:
-                    # Nobody has said that the job is lost, and a worker that comes back in time still has it: the attempt
-                    # counts as failed, and the recorder's fenced write finds out, for as long as that takes.
-                    return "unknown"
-                await asyncio.sleep(0.1 + random.random())
-            else:
-                if found == "lost":
-                    raise LeaseLost(self._job.job_id)
-                return found
 
     async def abort(self, error: BaseException) -> None:
         """Roll back and scrub, within the rollback limit, or close the connection. Raises nothing but a cancellation."""

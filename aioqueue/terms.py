@@ -1,0 +1,83 @@
+"""The terms of a job's transaction, whatever library holds it: what is set when it begins, and what must be so at its end.
+
+Also what became of a COMMIT that had no answer. Begins and ends no transaction: open_transaction.py does, with psycopg, and
+session_transaction.py, with SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+
+import psycopg
+
+from .database import Database
+from .errors import LeaseLost
+from .identity import MARKER, ROLE, Identity
+from .job import Claimed
+from .settings import Settings
+from .store import Store
+
+HAS_TRANSACTION_TIMEOUT = 170000
+
+
+class Terms:
+    """Those of one transaction of one job."""
+
+    __slots__ = ("identity", "job", "marker", "settings")
+
+    def __init__(self, job: Claimed, identity: Identity, settings: Settings) -> None:
+        self.job = job
+        self.identity = identity
+        self.settings = settings
+        self.marker = f"{job.worker}:{job.attempt}:{secrets.token_hex(8)}"
+
+    def local_settings(self, seconds: float, *, server_version: int) -> dict[str, str]:
+        """What is set for the transaction, before anything else; `seconds` is what is left of the job's time limit."""
+        limit = f"{max(1, int(seconds * 1000))}ms"
+        rollback = self.settings.limits.rollback
+        values = {
+            **self.identity.settings,
+            MARKER: self.marker,
+            "row_security": "on",
+            "statement_timeout": limit,
+            "lock_timeout": limit,
+            # It ends the session: the net below the cancellation, so a little later than that.
+            "idle_in_transaction_session_timeout": f"{int((min(self.settings.lease.lease, seconds) + rollback) * 1000)}ms",
+        }
+        if server_version >= HAS_TRANSACTION_TIMEOUT:
+            values["transaction_timeout"] = f"{int((seconds + rollback) * 1000)}ms"
+        return values
+
+    def expected(self, role: str, user: str | None) -> dict[str, str]:
+        """Every setting that must be at the end as it was at the beginning; `role` and `user` are those that it began under."""
+        expected = {**self.identity.settings, MARKER: self.marker, "row_security": "on", "role": role}
+        if user is not None:
+            expected["session_authorization"] = user
+        if self.identity.role is not None:
+            expected[ROLE] = self.identity.role
+        return expected
+
+
+async def read_back(database: Database, store: Store, settings: Settings, job: Claimed) -> str:
+    """Ask what became of a COMMIT without an answer, for as long as a lease can last; 'unknown' if nobody answers.
+
+    Raises LeaseLost where the job is somebody else's by now.
+    """
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + settings.lease.lease
+    while True:
+        try:
+            async with database.runtime() as conn:
+                found = await store.read_back(conn, job)
+        except psycopg.Error:
+            if loop.time() > give_up:
+                # Nobody has said that the job is lost, and a worker that comes back in time still has it: the attempt
+                # counts as failed, and the recorder's fenced write finds out, for as long as that takes.
+                return "unknown"
+            await asyncio.sleep(0.1 + random.random())
+        else:
+            if found == "lost":
+                raise LeaseLost(job.job_id)
+            return found
