@@ -4,6 +4,7 @@ AioQueueError
 ├── ConfigurationError          a setting, a DSN or a schema name that cannot work
 ├── EmbeddedError               the embedded PostgreSQL cannot be had or started
 ├── UnsafeDatabase              a worker does not start: tenants are not kept apart, or a policy hides the queue
+├── ResourcesFailed             what a worker opens for its jobs failed
 ├── SchemaError                 the database's schema is missing, too old, or no longer serves this code
 ├── TaskDefinitionError         a function that cannot be registered as a task
 ├── AppNotOpen                  enqueue or result on an app that is not open
@@ -43,6 +44,13 @@ class ConfigurationError(AioQueueError):
 
 class EmbeddedError(AioQueueError):
     """The embedded PostgreSQL is not installed, or did not start."""
+
+
+class ResourcesFailed(AioQueueError):
+    """The worker did not start, or stopped in order: `AioQueue(resources=…)` raised what is the `__cause__`."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"the worker's resources {what}: {why}")
 
 
 class SchemaError(AioQueueError):
