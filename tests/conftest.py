@@ -29,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("aioqueue")
     group.addoption("--postgres", type=int, choices=VERSIONS, default=18, help="the server's version (18)")
     group.addoption("--schema", default="aioqueue", help="the schema of aioqueue's tables (aioqueue)")
+    group.addoption("--pictures", type=Path, metavar="DIRECTORY", help="keep what the browser shows there; default: nowhere")
 
 
 def pytest_configure(config: pytest.Config) -> None:
