@@ -1,4 +1,4 @@
-"""The port of a BackgroundTasks handler in docs/fastapi.md is the example's code, and takes as many lines as the page says."""
+"""The port of a BackgroundTasks handler in docs/background-tasks.md is the example's code, and takes as many lines as the page says."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_port_in_the_documentation_is_the_example_s() -> None:
-    page = (ROOT / "docs" / "fastapi.md").read_text()
+    page = (ROOT / "docs" / "background-tasks.md").read_text()
     found = re.search(r"^```diff\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert found is not None
     lines = found[1].splitlines()
