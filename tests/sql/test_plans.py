@@ -1,5 +1,7 @@
 """The plans inside the functions on 100,000 rows that nothing ever analysed: the named index, no sort, no scan of all.
 
+The same where the statistics lie: made while the tables were full, or empty, or of what is left in bloated ones.
+
 And the price of a claim: the same after 20,000 taken jobs as after 1,000 while another session holds the xmin horizon.
 """
 
@@ -15,8 +17,8 @@ from aioqueue.floor import LaneFloor, Snapshot
 from aioqueue.migrate import migrate
 from aioqueue.sql import as_sql
 from aioqueue.store import LOWEST_ID
-from tests.postgres import Server
-from tests.sql.plans import CLAIMED, LANE, ROWS, WORKER, Watched, fill, job_id
+from tests.postgres import Database, Server
+from tests.sql.plans import BY_JOB, CLAIMED, LANE, ROWS, STATES, WORKER, Watched, change, fill, job_id
 
 # One process runs them all: their data take seconds to make.
 pytestmark = pytest.mark.xdist_group("plans")
@@ -32,23 +34,43 @@ TICK = (
 
 
 @pytest.fixture(scope="module")
-def watched(server: Server, schema: str) -> Iterator[Watched]:
+def full(server: Server, schema: str) -> Database:
+    """The data set, to be copied."""
     database = server.create()
     asyncio.run(migrate(database.dsn("owner"), schema=schema))
     fill(database.dsn("superuser"), schema)
+    return database
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(state, marks=pytest.mark.slow) if statements else state for state, statements in STATES.items()],
+)
+def watched(server: Server, schema: str, full: Database, request: pytest.FixtureRequest) -> Iterator[Watched]:
+    database = server.create(full)
+    change(database.dsn("superuser"), schema, STATES[request.param])
     session = Watched(database.dsn("superuser"), schema)
     yield session
     session.close()
     server.drop(database)
 
 
-def test_the_data_are_as_they_should_be(watched: Watched) -> None:
-    _, rows = watched.run("SELECT count(*), count(worker) FROM aioqueue.live")
-    assert rows == [(ROWS, CLAIMED)]
-    _, rows = watched.run(
-        "SELECT count(*) FROM pg_stat_user_tables WHERE last_analyze IS NOT NULL OR last_autoanalyze IS NOT NULL"
-    )
-    assert rows == [(0,)]
+def test_the_data_are_as_they_should_be(watched: Watched, request: pytest.FixtureRequest) -> None:
+    state = request.node.callspec.params["watched"]
+    _, ((rows, claimed),) = watched.run("SELECT count(*), count(worker) FROM aioqueue.live")
+    _, ((pages,),) = watched.run("SELECT pg_relation_size('aioqueue.live') / 8192")
+    _, ((known,),) = watched.run("SELECT reltuples FROM pg_class WHERE oid = 'aioqueue.live'::regclass")
+    if state in ("never analysed", "filled after ANALYZE"):
+        assert (rows, claimed) == (ROWS, CLAIMED)
+    else:
+        assert 1_200 < rows < 2_000
+    assert (pages > 1_000) == (state != "truncated and begun anew")
+    assert known == {
+        "never analysed": -1,
+        "filled after ANALYZE": 0,
+        "emptied, then ANALYZE": rows,
+        "truncated and begun anew": -1,
+    }.get(state, ROWS)
     plans, _ = watched.run("SELECT aioqueue.job_status(%s::uuid)", job_id(1, 5))
     assert len(plans.found) > 1, "nested plans are caught"
 
@@ -73,7 +95,7 @@ def test_record(watched: Watched, number: int) -> None:
         batch = [{"j": job_id(1, n), "l": LANE, "v": n * 100, "a": 1, **(kind or kinds[n % 4])} for n in range(101, 101 + number)]
         plans, rows = watched.run("SELECT * FROM aioqueue.record(%s::bigint, %s::jsonb)", WORKER, json.dumps(batch))
         assert len(rows) == number
-        plans.check("live_pkey")
+        plans.check(BY_JOB)
         assert plans.rows_touched() <= 2 * number + 5
 
 
@@ -85,7 +107,7 @@ def test_finish_and_confirm(watched: Watched, name: str) -> None:
         f" aioqueue.{name}(%s::bigint, %s::bigint, %s::bigint, %s::uuid, 1, %s::jsonb{extra})",
         WORKER, LANE, 100 * 77, job_id(1, 77), '{"aioqueue_job.marker": "m", "app.tenant": "T1"}',
     )  # fmt: skip
-    plans.check("live_pkey")
+    plans.check(BY_JOB)
     assert plans.rows_touched() <= 3
 
 
@@ -142,12 +164,36 @@ def test_read_outcomes(watched: Watched, number: int) -> None:
     assert plans.rows_touched() <= number
 
 
+@pytest.mark.parametrize("number", [1, 100])
+def test_report_and_follow(watched: Watched, number: int) -> None:
+    running, waiting, ended = (
+        [job_id(part, n) for n in range(first, first + number)] for part, first in ((1, 1), (2, 1), (3, 1))
+    )
+    reports = [
+        {"w": WORKER, "j": each, "l": LANE, "v": (n + 1) * 100, "a": 1, "n": 2, "p": 0.5, "d": [1]}
+        for n, each in enumerate(running)
+    ]
+    call = "SELECT aioqueue.report(%s::jsonb)"
+    first = [{**each, "n": 1, "d": []} for each in reports]
+    watched.run(call, json.dumps(first), keep=True)
+    plans, _ = watched.run(call, json.dumps(reports))
+    plans.check(BY_JOB, "progress_pkey")
+    assert plans.rows_touched() <= number + 1
+    plans, rows = watched.run("SELECT * FROM aioqueue.follow(%s::uuid[], NULL)", [*running, *waiting, *ended])
+    plans.check("live_job", "scheduled_job", "progress_pkey")
+    assert [row[7] for row in rows] == ["running"] * number + ["scheduled"] * number + [row[1] for row in rows[2 * number :]]
+    assert [row[8] for row in rows] == [0.5] * number + [None] * 2 * number
+    plans, _ = watched.run("SELECT aioqueue.sweep_progress(10)")
+    plans.check("live_job", small=("progress",))
+    watched.run(call, json.dumps([{**each, "p": None, "d": [1]} for each in reports]), keep=True)
+
+
 def test_read_back(watched: Watched) -> None:
     plans, rows = watched.run(
         "SELECT aioqueue.read_back(%s::bigint, %s::bigint, %s::bigint, %s::uuid, 1)", WORKER, LANE, 7_700, job_id(1, 77)
     )
     assert rows == [("ours",)]
-    plans.check("live_pkey")
+    plans.check(BY_JOB)
     assert plans.rows_touched() <= 1
 
 
