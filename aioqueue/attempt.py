@@ -9,6 +9,7 @@ import asyncio
 import random
 import threading
 import time
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -18,6 +19,9 @@ from .errors import TimeLimitExceeded, TransactionViolation
 from .job import Claimed
 from .outcome import Cancel, Cancelled, ErrorText, Failed, Outcome, Reason, Released, RetryIn, Snooze, Snoozed
 from .task import TaskDefinition
+
+_taking = threading.Lock()
+"""Held for a moment by whoever takes a run's outcome upon itself; one for all, since each job would pay for its own."""
 
 
 class Cause(Enum):
@@ -33,7 +37,6 @@ class Run:
     """One job in this process, from its claim until its slot is free again."""
 
     __slots__ = (
-        "_lock",
         "abandoned",
         "blocked",
         "cause",
@@ -47,7 +50,7 @@ class Run:
         "taken",
         "task",
         "thread",
-        "timers",
+        "timer",
         "waits",
     )
 
@@ -69,10 +72,10 @@ class Run:
         self.should_stop = False
         self.saw_stop = False
         """Whether user code has looked, and knows that it is to stop."""
-        self.timers: list[asyncio.TimerHandle] = []
+        self.timer: asyncio.TimerHandle | None = None
+        """Set while its end is awaited for so long only."""
         self.taken = False
         """Whether somebody sees to its outcome already."""
-        self._lock = threading.Lock()
 
     def look(self) -> bool:
         """Answer user code that asks whether it is to stop."""
@@ -81,9 +84,13 @@ class Run:
 
     def take(self) -> bool:
         """Take it upon oneself to have the outcome recorded, from any thread; True for the first who asks, and only for him."""
-        with self._lock:
+        with _taking:
             first, self.taken = not self.taken, True
         return first
+
+    def give_up_in(self, seconds: float, give_up: Callable[[Run], object]) -> None:
+        """Call `give_up` once so much time has passed, unless the run is over."""
+        self.timer = asyncio.get_running_loop().call_later(seconds, give_up, self)
 
     @property
     def left(self) -> float:

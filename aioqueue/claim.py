@@ -55,8 +55,8 @@ class Slots(Protocol):
     """Where claimed jobs run."""
 
     @property
-    def free(self) -> int:
-        """Jobs that could be started now."""
+    def room(self) -> int:
+        """Jobs that could be claimed now."""
         ...
 
     @property
@@ -73,8 +73,8 @@ class Slots(Protocol):
         """Seconds until the last of them is at its time limit."""
         ...
 
-    async def wait_free(self) -> None:
-        """Wait until one could be started."""
+    async def wait_for_room(self) -> None:
+        """Wait until one could be claimed."""
         ...
 
     async def wait_freed(self) -> None:
@@ -82,7 +82,7 @@ class Slots(Protocol):
         ...
 
     def start(self, job: Claimed) -> None:
-        """Start it."""
+        """Start it, as soon as there is a slot."""
         ...
 
     def known(self) -> set[Fence]:
@@ -157,7 +157,7 @@ class Claimer:
                 await _wait_at_most(self._wake_up, min(LOOK_AGAIN, self._settings.poll) if in_doubt else self._settings.poll)
             self._wake_up.clear()
             self.waits_for_slots = True
-            await self._slots.wait_free()
+            await self._slots.wait_for_room()
             self.waits_for_slots = False
             self.turned = time.monotonic()
             await self._wait_room()
@@ -175,7 +175,7 @@ class Claimer:
                     continue
             else:
                 self._suspect.reset()
-            if backlog and self._room < self._settings.concurrency // 4:
+            if backlog and self._room < self._enough:
                 await asyncio.sleep(GATHER)
             limit = min(self._room, self._most if self._backlog.is_set() else self._settings.claim_batch)
             if self._database.waiting:
@@ -210,7 +210,7 @@ class Claimer:
             if alone or not self._backlog.is_set():
                 self._backlog.clear()
                 continue
-            if self._room < max(1, self._settings.concurrency // 4):
+            if self._room < max(1, self._enough):
                 await self._slots.wait_freed()
                 continue
             self._second_over.clear()
@@ -223,12 +223,17 @@ class Claimer:
 
     @property
     def _room(self) -> int:
-        return self._slots.free - self._reserved
+        return self._slots.room - self._reserved
+
+    @property
+    def _enough(self) -> int:
+        """Room that is worth a claim while there is a backlog."""
+        return min(self._settings.claim_batch, self._settings.concurrency) // 4
 
     @property
     def _most(self) -> int:
-        """Jobs of one claim at most while there is a backlog: half of the slots are the other claim's."""
-        return min(self._settings.claim_batch, -(-self._settings.concurrency // 2))
+        """Jobs of one claim at most while there is a backlog: half of the room is the other claim's."""
+        return min(self._settings.claim_batch, -(-max(self._settings.concurrency, self._slots.room) // 2))
 
     def _start(self, claims: Claims) -> int:
         """Start what was claimed; the number of jobs."""

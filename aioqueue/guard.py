@@ -291,7 +291,7 @@ class Guard:
             if run.take():
                 outcome = run.timed_out(lines)
                 text = self._encode(job, outcome)
-                state = self._store.record_in_thread(conn, worker=job.worker, outcomes=f"[{text}]").get(job.job_id)
+                state = self._store.record_in_thread(conn, worker=job.worker, outcomes=[text]).get(job.job_id)
         finally:
             self._on_loop(self._hand_over, job, outcome, state)
 

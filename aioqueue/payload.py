@@ -36,6 +36,7 @@ PLAIN_TYPES: frozenset[type] = frozenset({type(None), bool, int, float, str, byt
 """Values of exactly these are no awaitables and no iterators; asking any other way costs more."""
 # Of a schema that is one of these and nothing else, a value of exactly its type is read again as it was written.
 _AS_WRITTEN = {"none": type(None), "bool": bool, "int": int, "str": str}
+_PLAIN_INT = 2**63
 _NO_SCHEMA = frozenset({"metadata", "serialization", "default", "config", "expected", "members", "computed_fields"})
 
 
@@ -88,6 +89,16 @@ class _Codec:
     def write(self, value: object) -> bytes:
         # By name and without computed fields: exactly what reading takes, whatever aliases a model has.
         return self._dump(value, by_alias=False, round_trip=True, warnings="error")
+
+    def write_plain(self, value: object) -> str | None:
+        """Write None, a bool or an int where nothing else is expected: as pydantic does, in a tenth of the time."""
+        if type(value) is not self.as_written:
+            return None
+        if value is None:
+            return "null"
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        return str(value) if isinstance(value, int) and -_PLAIN_INT < value < _PLAIN_INT else None
 
     def read(self, raw: str | bytes) -> Any:
         return self._validate_json(raw, by_alias=True, by_name=True)
@@ -291,6 +302,9 @@ class ResultCodec:
             if inspect.iscoroutine(value):
                 value.close()  # or else Python warns that it was never awaited
             raise InvalidResult(self._task, f"expected a value, got a {type(value).__name__}; await it or make a list")
+        plain = self._codec.write_plain(value)
+        if plain is not None and len(plain) <= limit:
+            return plain
         try:
             raw = self._codec.write(value)
             refusal = self._codec.refusal(raw, value, naive=False, limit=limit)

@@ -1,4 +1,4 @@
-"""Records outcomes in batches of any mixture; the one `match` over outcomes stands here.
+"""Records outcomes in batches of any mixture; what is written of each stands in pending.py.
 
 At once when nothing is in flight, otherwise in the next batch, so a lone job waits for no company. While the database is away
 a batch is repeated until it is taken: the fence makes that safe. One that is refused is halved until the culprit stands alone
@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import random
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -25,7 +24,8 @@ from .database import Database, connection_lost
 from .events import JobLost, JobRecorded, Observers
 from .job import Claimed
 from .outage import Outage
-from .outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Released, Snoozed, Succeeded
+from .outcome import Failed, Outcome
+from .pending import SPARED, Pending, encode
 from .store import LOCKED, REFUSED, Store
 
 logger = logging.getLogger("aioqueue")
@@ -44,67 +44,6 @@ COMPANY = 0.01
 """Seconds that outcomes wait for more of them at most."""
 BATCH_CHARACTERS = 4_000_000
 """Characters of one write at most, a single outcome apart."""
-
-_SPARED = (Reason.SNOOZED, Reason.INTERRUPTED, Reason.NO_CONNECTION, Reason.UNKNOWN_TASK)
-"""Reasons of attempts that are not held against the job."""
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """One outcome on its way. `name` is what stands in events; `state` what the job is to become, a cancel apart."""
-
-    job: Claimed
-    text: str
-    name: str
-    state: str
-    reason: Reason | None = None
-    delay: float | None = None
-    minimal: bool = False
-    refusals: int = 0
-    waits: int = 0
-    """How often its row was held by somebody."""
-
-
-def encode(job: Claimed, outcome: Outcome) -> Pending:
-    """Turn an outcome into the JSON that sql/functions/record.sql reads."""
-    facts: dict[str, Any]
-    state = "ready"
-    match outcome:
-        case Succeeded(result):
-            return Pending(job, f'{_fence(job)},"o":"succeeded","r":{result}}}', "succeeded", "succeeded")
-        case Failed(reason, error, delay):
-            facts = {"o": reason, "d": delay, "t": error.type, "m": error.message, "b": error.traceback}
-            name = f"{error.type}: {error.message}"
-            state = "dead" if delay is None else state
-        case Cancelled(message):
-            facts = {"o": Reason.CANCELLED, "d": None, "m": message}
-            name, state = message, "cancelled"
-        case Snoozed(delay):
-            facts = {"o": Reason.SNOOZED, "d": delay, "s": True}
-            name = "snoozed"
-        case Released(reason, message, delay):
-            facts = {"o": reason, "d": delay, "s": True, "m": message}
-            if reason is Reason.UNKNOWN_TASK:
-                facts["u"] = job.task
-            name = message
-    if facts["d"]:
-        state = "scheduled"
-    return Pending(job, f"{_fence(job)},{json.dumps(facts)[1:]}", name, state, Reason(facts["o"]), facts["d"])
-
-
-def _fence(job: Claimed) -> str:
-    # Without dashes: half of the time that all of this takes would go into them.
-    return f'{{"j":"{job.job_id.int:032x}","l":{job.lane},"v":{job.vt},"a":{job.attempt}'
-
-
-def _minimise(pending: Pending, refusal: Exception) -> None:
-    """Make it the smallest outcome that still says why: the one the database cannot refuse for its content."""
-    state = getattr(refusal, "sqlstate", None) or type(refusal).__name__
-    error = ErrorText("OutcomeRefused", f"the outcome could not be stored ({state})")
-    small = encode(pending.job, Failed(Reason.INVALID_RESULT, error, None))
-    pending.text, pending.name, pending.state = small.text, small.name, small.state
-    pending.reason, pending.delay = small.reason, small.delay
-    pending.minimal = True
 
 
 def _passes(error: psycopg.Error) -> bool:
@@ -254,11 +193,16 @@ class Recorder:
             try:
                 async with self._database.runtime() as conn:
                     states = await self._store.record(
-                        conn, worker=batch[0].job.worker, outcomes=f"[{','.join(p.text for p in batch)}]"
+                        conn,
+                        worker=batch[0].job.worker,
+                        succeeded=[p.job for p in batch if p.reason is None],
+                        results=[p.text for p in batch if p.reason is None],
+                        outcomes=[p.text for p in batch if p.reason is not None],
                     )
-                    for pending in batch:
-                        if pending.job.job_id not in states and (found := await self._look_up(conn, pending)):
-                            states[pending.job.job_id] = found
+                    if states is not None:
+                        for pending in batch:
+                            if pending.job.job_id not in states and (found := await self._look_up(conn, pending)):
+                                states[pending.job.job_id] = found
                 break
             except psycopg.Error as error:
                 if not _passes(error):
@@ -267,9 +211,9 @@ class Recorder:
                 await outage.pause()
         outage.over()
         for pending in batch:
-            self._end(pending, states.get(pending.job.job_id))
+            self._end(pending, "succeeded" if states is None else states.get(pending.job.job_id))
         self._recorded()
-        if self._ready is not None and "ready" in states.values():
+        if self._ready is not None and states is not None and "ready" in states.values():
             self._ready()  # handed back: nobody else says that there is work
 
     async def _look_up(self, conn: AsyncConnection[Any], pending: Pending) -> str | None:
@@ -308,7 +252,7 @@ class Recorder:
             return
         event = JobRecorded(job.job_id, job.task, job.tenant, job.attempt, state, time.monotonic() - job.claimed_at)
         if pending is not None:
-            spared = pending.reason in _SPARED
+            spared = pending.reason in SPARED
             event = replace(
                 event,
                 error=pending.name,
@@ -328,7 +272,7 @@ class Recorder:
             return
         for pending in batch:
             if _refuses_content(error) and not pending.minimal:
-                _minimise(pending, error)
+                pending.minimise(error)
                 self._add_part([pending])
                 continue
             if not pending.refusals:

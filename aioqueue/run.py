@@ -104,7 +104,8 @@ class Runner:
         """Start the job in an asyncio task of its own."""
         run = Run(job)
         self.runs[id(run)] = run
-        run.task = asyncio.create_task(self._run(run), name=job.task)
+        # Not asyncio.create_task(): it would name the task in a call of its own.
+        run.task = asyncio.get_running_loop().create_task(self._run(run), name=job.task)
 
     def stop(self, run: Run, cause: Cause) -> None:
         """End a run: cancel its user code, or its wait for a connection, once. The first cause stands, but a lost lease wins."""
@@ -115,7 +116,7 @@ class Runner:
             if first and run.task is not None and (run.in_user_code or run.waits):
                 run.task.cancel()
                 if run.in_user_code:
-                    run.timers.append(asyncio.get_running_loop().call_later(self._limits.abandon, self._abandon, run))
+                    run.give_up_in(self._limits.abandon, self._abandon)
 
     def stop_all(self, cause: Cause) -> None:
         """End every run."""
@@ -162,7 +163,7 @@ class Runner:
             self._deliver(run, run.ended())
             rest = 0.0 if run.ends is None else run.ends + self._limits.abandon - time.monotonic()
             if run.cause is Cause.CANCELLED and rest > 0:
-                run.timers.append(asyncio.get_running_loop().call_later(rest, self._abandon, run))
+                run.give_up_in(rest, self._abandon)
                 return
             run.abandoned = True
             self.given_up += 1
@@ -184,8 +185,8 @@ class Runner:
             if outcome is not None:
                 self._deliver(run, outcome)
         finally:
-            for timer in run.timers:
-                timer.cancel()
+            if run.timer is not None:
+                run.timer.cancel()
             self._free(run)
 
     def _free(self, run: Run) -> None:

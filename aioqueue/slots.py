@@ -1,18 +1,30 @@
-"""Where claimed jobs run, as the claimer and the worker's stop see it: how many are free, how many busy, what is known.
+"""Where claimed jobs run, as the claimer and the worker's stop see it: how much room there is, what is busy, what is known.
 
-Holds no jobs of its own: the runner has those that run, recorder and guard those whose outcomes are still to be written.
+Jobs beyond the slots wait here for a moment: no more than will start soon, by the rate of late; what does not is handed back.
+Otherwise it holds no jobs of its own: the runner has those that run, recorder and guard those whose outcomes are to be written.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
+from collections import deque
+from collections.abc import Callable
 
 from .guard import Guard
 from .job import Claimed, Fence
+from .outcome import Outcome, Reason, Released
 from .record import Recorder
 from .run import Runner
 from .unpark import Unparker
+
+AHEAD = 0.05
+"""Seconds that a job waits for a slot at the rate of late; it takes about as long to claim the next ones on a busy machine."""
+WINDOW = 0.05
+"""Seconds at least over which the rate is taken."""
+LATE = 1.0
+"""Seconds after which a job that still waits is handed back: those that run take longer than the ones before."""
 
 
 class Slots:
@@ -24,15 +36,25 @@ class Slots:
         self.recorder: Recorder
         self.unparker: Unparker
         self.guard: Guard
+        self._waiting: deque[Claimed] = deque()
+        self._late: asyncio.TimerHandle | None = None
+        self._starts_soon = False
         self._freed = asyncio.Event()
+        self._ends = 0
+        self._rate, self._since = 0.0, time.monotonic()
+        # A job that is started at the end of another has none of its context.
+        self._context = contextvars.copy_context()
         self.empty = asyncio.Event()
         self.empty.set()
-        """Set while nothing runs, abandoned jobs apart."""
+        """Set while nothing runs or waits, abandoned jobs apart."""
 
     @property
-    def free(self) -> int:
-        """Jobs that could be started now."""
-        return max(0, self.concurrency - len(self.runner.runs))
+    def room(self) -> int:
+        """Jobs that could be claimed now: for the free slots, and for those that will be free soon."""
+        now = time.monotonic()
+        if now - self._since > WINDOW:
+            self._rate, self._ends, self._since = self._ends / (now - self._since), 0, now
+        return max(0, self.concurrency + int(self._rate * AHEAD) - len(self.runner.runs) - len(self._waiting))
 
     @property
     def busy(self) -> int:
@@ -45,11 +67,10 @@ class Slots:
         runs = [run for run in self.runner.runs.values() if not run.abandoned]
         return max((run.limit if run.ends is None else run.ends - now for run in runs), default=0.0)
 
-    async def wait_free(self) -> None:
-        """Wait until one could be started."""
-        while not self.free:
-            self._freed.clear()
-            await self._freed.wait()
+    async def wait_for_room(self) -> None:
+        """Wait until one could be claimed."""
+        while not self.room:
+            await self.wait_freed()
 
     async def wait_freed(self) -> None:
         """Wait until a run is over."""
@@ -57,17 +78,55 @@ class Slots:
         await self._freed.wait()
 
     def start(self, job: Claimed) -> None:
-        """Start a claimed job."""
+        """Start a claimed job, as soon as there is a slot."""
         self.empty.clear()
-        self.runner.start(job)
+        if self._waiting or len(self.runner.runs) >= self.concurrency:
+            self._waiting.append(job)
+            if self._late is None:
+                self._watch(LATE)
+        else:
+            self.runner.start(job)
 
     def freed(self) -> None:
         """A run is over, or was given up on."""
+        self._ends += 1
         self._freed.set()
-        if not self.busy:
+        if self._waiting:
+            if not self._starts_soon:
+                self._starts_soon = True
+                asyncio.get_running_loop().call_soon(self._start_waiting, context=self._context)
+        elif len(self.runner.runs) <= self.runner.given_up:
+            self.empty.set()
+
+    def _start_waiting(self) -> None:
+        self._starts_soon = False
+        while self._waiting and len(self.runner.runs) < self.concurrency:
+            self.runner.start(self._waiting.popleft())
+
+    def _watch(self, seconds: float) -> None:
+        self._late = asyncio.get_running_loop().call_later(seconds, self._hand_back_late, context=self._context)
+
+    def _hand_back_late(self) -> None:
+        """Hand back what has waited too long; the first has waited longest."""
+        self._late = None
+        oldest = time.monotonic() - LATE
+        self.give_up(Released(Reason.INTERRUPTED, "its worker had no slot for it"), lambda job: job.claimed_at <= oldest)
+        if self._waiting:
+            self._watch(max(0.01, self._waiting[0].claimed_at - oldest))
+
+    def give_up(self, outcome: Outcome, which: Callable[[Claimed], bool] = lambda _: True) -> None:
+        """End those of the jobs that still wait for a slot without starting them."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        for job in waiting:
+            if which(job):
+                self.recorder.put(job, outcome)
+            else:
+                self._waiting.append(job)
+        if not self._waiting and not self.busy:
             self.empty.set()
 
     def known(self) -> set[Fence]:
         """Every claim of this process that is not recorded yet."""
         running = [run.job for run in self.runner.runs.values()]
-        return {job.fence for job in (*running, *self.recorder.jobs(), *self.guard.jobs())}
+        return {job.fence for job in (*running, *self._waiting, *self.recorder.jobs(), *self.guard.jobs())}

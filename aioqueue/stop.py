@@ -13,6 +13,7 @@ from typing import Any
 from .attempt import Cause
 from .claim import Claimer
 from .events import Observers, WorkerStopping
+from .outcome import Reason, Released
 from .settings import LimitSettings
 from .slots import Slots
 
@@ -75,6 +76,7 @@ class Stop:
         for task in claims:
             task.cancel()
         await asyncio.wait(claims)
+        self._slots.give_up(Released(Reason.INTERRUPTED, "its worker stopped"))
         await self._claimer.hand_back_unknown(LAST_WORD)
         self._observers.emit(WorkerStopping(self._worker(), len(self._slots.runner.runs), self._grace))
         await self._wait_empty(self._grace, self._hurry.wait())

@@ -55,7 +55,8 @@ _CALLS = {
     "make_ranges": "SELECT aioqueue.make_ranges(%s::double precision, %s::integer, 1)",
     "prune_range": "SELECT aioqueue.prune_range(%s::double precision, %s::double precision)",
     "prune_default": "SELECT aioqueue.prune_default(%s::double precision, %s::double precision, %s::integer)",
-    "record": "SELECT * FROM aioqueue.record(%s::bigint, %s::text::jsonb)",
+    "record": "SELECT * FROM aioqueue.record(%s::bigint, %s::text::jsonb, %s::uuid[], %s::bigint[], %s::bigint[],"
+    " %s::integer[], %s::text::jsonb)",
     "finish": "SELECT aioqueue.finish(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer,"
     " %s::pg_catalog.text::pg_catalog.jsonb, %s::pg_catalog.text::pg_catalog.jsonb)",
     "read_back": "SELECT aioqueue.read_back(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer)",
@@ -100,6 +101,7 @@ class Claims:
     """What a claim gave; all but `jobs` is empty while nobody is limited."""
 
     jobs: list[Claimed] = field(default_factory=list)
+    """In the order of the lanes, and of their positions."""
     parked: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By lane: how many jobs were parked, and up to which virtual time."""
     more: bool = False
@@ -169,6 +171,21 @@ def jobs_json(jobs: Iterable[NewJob]) -> str:
     return "[" + ",".join(map(new_job_json, jobs)) + "]"
 
 
+def _batch(
+    worker: int, outcomes: Sequence[str], succeeded: Sequence[Claimed] = (), results: Sequence[str] = ()
+) -> tuple[object, ...]:
+    # Arrays for the many that succeed: the server reads them in half the time that objects of JSON would take.
+    return (
+        worker,
+        f"[{','.join(outcomes)}]",
+        array([f"{job.job_id.int:032x}" for job in succeeded]),
+        array([job.lane for job in succeeded]),
+        array([job.vt for job in succeeded]),
+        array([job.attempt for job in succeeded]),
+        f"[{','.join(results)}]",
+    )
+
+
 class Store(LimitStore):
     """The operations, bound to one schema."""
 
@@ -214,6 +231,8 @@ class Store(LimitStore):
                     claims.key_floors[key] = first
                 if row[3]:
                     claims.passed[key] = row[3]
+        order = {scan.lane: number for number, scan in enumerate(lanes)}
+        claims.jobs.sort(key=lambda job: (order[job.lane], job.vt))
         return claims
 
     async def tick(
@@ -272,10 +291,22 @@ class Store(LimitStore):
         """Delete old ended jobs that stand in no range; their number."""
         return int(await self._value(conn, "prune_default", succeeded, unsuccessful, limit))
 
-    async def record(self, conn: AsyncConnection[Any], *, worker: int, outcomes: str) -> dict[UUID, str]:
-        """Record a batch (JSON text, see sql/functions/record.sql); the new state of each job that was still ours."""
-        cursor = await self.execute(conn, "record", (worker, outcomes))
-        return dict(await cursor.fetchall())
+    async def record(
+        self,
+        conn: AsyncConnection[Any],
+        *,
+        worker: int,
+        outcomes: Sequence[str] = (),
+        succeeded: Sequence[Claimed] = (),
+        results: Sequence[str] = (),
+    ) -> dict[UUID, str] | None:
+        """Record a batch: jobs that succeeded with their results, and other outcomes; JSON, see sql/functions/record.sql.
+
+        The new state of each job that was still ours; None: there were successes only, and all were.
+        """
+        cursor = await self.execute(conn, "record", _batch(worker, outcomes, succeeded, results))
+        rows = await cursor.fetchall()
+        return None if rows and rows[0][0] is None else dict(rows)
 
     async def finish(self, conn: AsyncConnection[Any], job: Claimed, *, expected: Mapping[str, str], result: str) -> None:
         """Record success in the job's own transaction; psycopg.Error with SQLSTATE AQ002 or AQ003 when it must not commit.
@@ -428,9 +459,9 @@ class Store(LimitStore):
         row = self._execute_in_thread(conn, "beat", (worker, lease, running, list(problems))).fetchone()
         return row is not None and bool(row[0])
 
-    def record_in_thread(self, conn: Connection[Any], *, worker: int, outcomes: str) -> dict[UUID, str]:
-        """Do as `record` does."""
-        return dict(self._execute_in_thread(conn, "record", (worker, outcomes)).fetchall())
+    def record_in_thread(self, conn: Connection[Any], *, worker: int, outcomes: Sequence[str]) -> dict[UUID, str]:
+        """Do as `record` does, for outcomes that are no successes."""
+        return dict(self._execute_in_thread(conn, "record", _batch(worker, outcomes)).fetchall())
 
     def _execute_in_thread(self, conn: Connection[Any], name: str, params: Sequence[object]) -> Cursor[TupleRow]:
         cursor = Cursor(conn, row_factory=tuple_row)

@@ -38,8 +38,10 @@ from .lanes import Lanes
 from .listen import Kind
 from .maintenance.prune import Pruner
 from .maintenance.service import Maintenance
+from .outcome import Cancelled, Reason, Released
 from .patience import once_reached
-from .record import Recorder, encode
+from .pending import encode
+from .record import Recorder
 from .renew import Heartbeat
 from .run import Runner
 from .settings import DEFAULT_QUEUE, Settings, WorkerSettings, parse_queues
@@ -307,12 +309,15 @@ class Worker:
             self.stop()
 
     def _lease_lost(self, worker: int, _reason: str) -> None:
+        not_ours = Released(Reason.INTERRUPTED, "its worker could not renew its lease")
+        self._slots.give_up(not_ours, lambda job: job.worker == worker)
         for run in list(self._runner.runs.values()):
             if run.job.worker == worker:
                 self._runner.stop(run, Cause.LEASE_LOST)
 
     def _cancel(self, job_ids: Sequence[UUID]) -> None:
         wanted = set(job_ids)
+        self._slots.give_up(Cancelled("cancelled before it ran"), lambda job: job.job_id in wanted)
         for run in list(self._runner.runs.values()):
             if run.job.job_id in wanted:
                 self._runner.stop(run, Cause.CANCELLED)

@@ -285,7 +285,7 @@ class Standing:
 
     def __init__(self, worker: int, known: set[Fence]) -> None:
         self.worker = worker
-        self.free, self.busy = 1, 0
+        self.room, self.busy = 1, 0
         self.empty = asyncio.Event()
         self.known = known.copy
 
@@ -298,7 +298,7 @@ class Standing:
     def longest_left(self) -> float:
         return 0.0
 
-    async def wait_free(self) -> None:
+    async def wait_for_room(self) -> None:
         pass
 
     async def wait_freed(self) -> None:
@@ -326,7 +326,7 @@ async def claimer_of(dsn: str, boss: Session, worker: int, known: set[Fence]) ->
                 floors=Floors(lanes.all(), LOWEST_ID),
                 lease=standing,
                 slots=standing,
-                wait_room=standing.wait_free,
+                wait_room=standing.wait_for_room,
                 put=lambda job, _: put.append(job),
                 claimed=lambda: None,
                 passed=lambda _: None,

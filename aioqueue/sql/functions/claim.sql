@@ -19,7 +19,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     free integer := p_limit; wanted integer; got integer; first integer := 1; last integer; n integer := cardinality(p_lanes);
-    spent boolean[] := array_fill(false, ARRAY[n]); paused bigint[];
+    spent boolean[] := array_fill(false, ARRAY[n]); paused bigint[]; chunk tid[]; taken tid[] := '{}';
 BEGIN
     PERFORM FROM aioqueue.worker w WHERE w.id = p_worker AND NOT w.dead AND w.lease_until > clock_timestamp() FOR KEY SHARE;
     IF NOT FOUND THEN
@@ -45,22 +45,24 @@ BEGIN
                 EXIT WHEN free <= 0;
                 CONTINUE WHEN spent[i];
                 wanted := CASE WHEN round = 1 THEN least(p_shares[i], free) ELSE free END;
-                RETURN QUERY
-                WITH c AS (
-                    UPDATE aioqueue.live r SET worker = p_worker, attempt = r.attempt + 1, claimed_at = clock_timestamp()
-                     WHERE r.ctid = ANY (ARRAY(
-                           SELECT l.ctid FROM aioqueue.live l
-                            WHERE l.lane = p_lanes[i] AND (l.vt, l.job_id) >= (p_floor_vts[i], p_floor_ids[i]) AND l.worker IS NULL
-                            ORDER BY l.vt, l.job_id LIMIT wanted FOR UPDATE SKIP LOCKED))
-                    RETURNING r.job_id, r.lane, r.vt, r.attempt, r.spared, r.tenant)
-                SELECT c.job_id, c.lane, c.vt, c.attempt, c.spared, nullif(c.tenant, ''), j.task, j.queue, j.priority,
-                       j.max_attempts, j.payload::text, j.created_at, '{}'::bigint[]
-                  FROM c, LATERAL (SELECT * FROM aioqueue.job b WHERE b.id = c.job_id LIMIT 1) j;
-                GET DIAGNOSTICS got = ROW_COUNT;
+                chunk := ARRAY(
+                    SELECT l.ctid FROM aioqueue.live l
+                     WHERE l.lane = p_lanes[i] AND (l.vt, l.job_id) >= (p_floor_vts[i], p_floor_ids[i]) AND l.worker IS NULL
+                     ORDER BY l.vt, l.job_id LIMIT wanted FOR UPDATE SKIP LOCKED);
+                got := cardinality(chunk);
                 spent[i] := got < wanted;
                 free := free - got;
+                taken := taken || chunk;
             END LOOP;
         END LOOP;
         first := last + 1;
     END LOOP;
+    IF cardinality(taken) = 0 THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    UPDATE aioqueue.live r SET worker = p_worker, attempt = r.attempt + 1, claimed_at = clock_timestamp()
+      FROM aioqueue.job j WHERE r.ctid = ANY (taken) AND j.id = r.job_id
+    RETURNING r.job_id, r.lane, r.vt, r.attempt, r.spared, nullif(r.tenant, ''), j.task, j.queue, j.priority,
+              j.max_attempts, j.payload::text, j.created_at, '{}'::bigint[];
 END $$;
