@@ -22,9 +22,11 @@ from .errors import (
     JobNotFound,
     LeaseLost,
     NotCommitted,
+    ResourcesFailed,
     ResultError,
     ResultInvalid,
     ResultTimeout,
+    RetryRefused,
     SchemaError,
     TaskDefinitionError,
     TenantRequired,
@@ -36,6 +38,7 @@ from .errors import (
 )
 from .job import Job, JobFacts, JobState, JobStatus
 from .job_log import JobLogFilter
+from .middleware import CallNext, Middleware
 from .outcome import Cancel, RetryIn, Snooze
 from .retry import Retry
 from .settings import LeaseSettings, LimitSettings, PoolSettings, RetentionSettings, Settings, TenantSettings, WorkerSettings
@@ -47,6 +50,7 @@ __all__ = [
     "AioQueueError",
     "AppNotOpen",
     "BoundTask",
+    "CallNext",
     "Cancel",
     "ConfigurationError",
     "DuplicateJob",
@@ -69,14 +73,17 @@ __all__ = [
     "LeaseLost",
     "LeaseSettings",
     "LimitSettings",
+    "Middleware",
     "NotCommitted",
     "PoolSettings",
+    "ResourcesFailed",
     "ResultError",
     "ResultInvalid",
     "ResultTimeout",
     "RetentionSettings",
     "Retry",
     "RetryIn",
+    "RetryRefused",
     "RunningWorker",
     "SchemaError",
     "Settings",

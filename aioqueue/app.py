@@ -12,6 +12,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -30,10 +31,12 @@ from .events import Observer, Observers
 from .job import Job, JobStatus
 from .keep import outlast
 from .listen import Kind
+from .middleware import Middleware, check_middleware
 from .options import check_tenant
 from .patience import once_reached
 from .running import RunningWorker
 from .services import Services
+from .session_factory import SessionFactory, check_factory
 from .settings import (
     DEFAULT_SCHEMA,
     EMBEDDED_GRACE,
@@ -46,8 +49,9 @@ from .settings import (
     WorkerSettings,
     check_kind,
 )
+from .states import JobEvent
 from .store import Store
-from .task import BoundTask, Task
+from .task import BoundTask, Opened, Task
 from .wakeup import Notifier
 
 R = TypeVar("R")
@@ -56,13 +60,16 @@ _inherited: list[object] = []
 """What a parent process had opened: kept for ever, since an object that is collected may close what is the parent's."""
 
 
-class AioQueue(Controlling):
+class AioQueue(Controlling[Opened]):
     """A job queue on PostgreSQL.
 
     `dsn`: where none is given, AIOQUEUE_DSN, DATABASE_URL, PG*, then the embedded server in `data_dir` (default
     `.aioqueue`). `listen_dsn`: a direct way to the same database for wake-ups, where `dsn` leads through a pooler in transaction
-    mode (default: AIOQUEUE_LISTEN_DSN, then `dsn`). `auto_migrate` brings the schema up to date when the app is opened;
-    otherwise a schema that does not fit is a SchemaError. All settings have defaults; see aioqueue.settings.
+    mode (default: AIOQUEUE_LISTEN_DSN, then `dsn`). `session`, SQLAlchemy's async_sessionmaker, makes the sessions of tasks that
+    take a `JobSession`. `auto_migrate` brings the schema up to date when the app is opened;
+    otherwise a schema that does not fit is a SchemaError. `observers` are shown every event, `middleware` runs around every task,
+    `resources` makes an async context manager whose value is `ctx.resources` of every job: each worker enters it before its
+    first claim and leaves it after its last job. All settings have defaults; see aioqueue.settings.
     """
 
     def __init__(
@@ -77,9 +84,12 @@ class AioQueue(Controlling):
         limits: LimitSettings | None = None,
         worker: WorkerSettings | None = None,
         retention: RetentionSettings | None = None,
+        session: SessionFactory | None = None,
         auto_migrate: bool = False,
         data_dir: Path | str | None = None,
         observers: Iterable[Observer] = (),
+        middleware: Iterable[Middleware] = (),
+        resources: Callable[[AioQueue], AbstractAsyncContextManager[Opened]] | None = None,
     ) -> None:
         super().__init__()
         self.settings = Settings(
@@ -90,8 +100,11 @@ class AioQueue(Controlling):
             limits=LimitSettings() if limits is None else check_kind("limits", limits, LimitSettings),
             worker=WorkerSettings() if worker is None else check_kind("worker", worker, WorkerSettings),
             retention=RetentionSettings() if retention is None else check_kind("retention", retention, RetentionSettings),
+            session=None if session is None else check_factory(session),
         )
         self.observers = Observers(observers)
+        self.middleware = check_middleware(middleware)
+        self._resources = resources
         self._dsn = None if dsn is None else check_kind("dsn", dsn, str)
         self._listen_dsn = None if listen_dsn is None else check_kind("listen_dsn", listen_dsn, str)
         self._auto_migrate = auto_migrate
@@ -193,6 +206,10 @@ class AioQueue(Controlling):
         seconds = grace.total_seconds() if isinstance(grace, timedelta) else float(grace)
         return RunningWorker(self, settings, seconds, standalone=standalone)
 
+    def make_resources(self) -> AbstractAsyncContextManager[Any]:
+        """Make what one worker opens for its jobs; see AioQueue. For workers, and for tests that run tasks by themselves."""
+        return contextlib.nullcontext() if self._resources is None else self._resources(self)
+
     # -- jobs by their id ---------------------------------------------------------------------------------------------
 
     @overload
@@ -226,6 +243,10 @@ class AioQueue(Controlling):
     async def wait_result(self, job: Job[Any], timeout: float | None) -> Any:
         """Wait for a job's end; see `Job.result`."""
         return await self.services("result()").reader.wait(as_seen_here(job), timeout)
+
+    def watch_job(self, job: Job[Any], timeout: float | None) -> AsyncIterator[JobEvent[Any]]:
+        """Watch a job; see `Job.watch`."""
+        return self.services("watch()").reader.watch(as_seen_here(job), timeout)
 
     async def job_status(self, job: Job[Any]) -> JobStatus:
         """Read a job's state; see `Job.status`."""

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-import psycopg
-
 from .errors import TimeLimitExceeded, TransactionViolation
 from .job import Claimed
 from .outcome import Cancel, Cancelled, ErrorText, Failed, Outcome, Reason, Released, RetryIn, Snooze, Snoozed
 from .task import TaskDefinition
+
+QUERY_CANCELED = "57014"
+"""SQLSTATE of a statement that was ended."""
 
 _taking = threading.Lock()
 """Held for a moment by whoever takes a run's outcome upon itself; one for all, since each job would pay for its own."""
@@ -31,6 +32,11 @@ class Cause(Enum):
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
     LEASE_LOST = "lease lost"
+
+
+def _ended_by_server(error: BaseException) -> bool:
+    """Whether a statement ran into its statement_timeout, also where SQLAlchemy has wrapped the driver's error."""
+    return getattr(getattr(error, "orig", None) or error, "sqlstate", None) == QUERY_CANCELED
 
 
 class Run:
@@ -128,7 +134,7 @@ class Run:
             case RetryIn():
                 last = self.job.failures >= self.job.max_attempts
                 return Failed(Reason.ERROR, ErrorText.of(error, with_traceback=False), None if last else error.delay)
-            case psycopg.errors.QueryCanceled() if self.left < 0.05 * self.limit:
+            case Exception() if _ended_by_server(error) and self.left < 0.05 * self.limit:
                 self.cause = Cause.TIME_LIMIT
                 return self.ended(error)
             case TransactionViolation():

@@ -178,9 +178,8 @@ class Claimer:
             if backlog and self._room < self._enough:
                 await asyncio.sleep(GATHER)
             limit = min(self._room, self._most if self._backlog.is_set() else self._settings.claim_batch)
-            if self._database.waiting:
-                # Jobs wait for a connection: as many more as there are free, and a look again soon.
-                limit = min(limit, self._database.free_for_jobs)
+            # What would wait for a connection for long is left to others, and a look taken again soon.
+            limit = self._database.bounded(limit)
             if limit <= 0:
                 await asyncio.sleep(GATHER)
                 backlog = True
@@ -215,8 +214,8 @@ class Claimer:
                 continue
             self._second_over.clear()
             try:
-                limit = min(self._room, self._most)
-                if self._start(await self._claim(limit)) < limit:
+                limit = self._database.bounded(min(self._room, self._most))
+                if limit <= 0 or self._start(await self._claim(limit)) < limit:
                     self._backlog.clear()
             finally:
                 self._second_over.set()
@@ -237,6 +236,7 @@ class Claimer:
 
     def _start(self, claims: Claims) -> int:
         """Start what was claimed; the number of jobs."""
+        self._database.expect(len(claims.jobs))
         for job in claims.jobs:
             self._slots.start(job)
         if claims.jobs or claims.more or claims.passed:
@@ -315,7 +315,7 @@ class Claimer:
             self._floors.claimed(lane_number, vt)
         if self._observers.any:
             for job in claims.jobs:
-                self._observers.emit(JobClaimed(job.job_id, job.task, job.tenant, job.attempt))
+                self._observers.emit(JobClaimed.of(job))
         for lane_number, (_, vt) in claims.parked.items():
             self._floors.claimed(lane_number, vt)  # virtual time has come past them, or no floor would
         self._floors.held.learn(claims.key_floors, losses)

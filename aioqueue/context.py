@@ -9,35 +9,39 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
-from typing import Any, Literal, LiteralString, Protocol
+from typing import Any, ClassVar, Literal, LiteralString, Protocol
 from uuid import UUID
 
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Composed
 
-from .job import Claimed, JobFacts
+from .job import Claimed, Held_co
+from .progress import Reporting
 
 Query = LiteralString | SQL | Composed
 Parameters = Sequence[Any] | Mapping[str, Any] | None
 
 
-class JobContext(JobFacts):
-    """Given to a task that holds nothing: no connection and no transaction is kept for it."""
+class JobContext(Reporting[Held_co]):
+    """Given to a task that holds nothing: no connection and no transaction is kept for it.
+
+    `JobContext[Resources]` gives `ctx.resources` its type.
+    """
 
     __slots__ = ("_open", "_should_stop")
 
     def __init__(
         self,
         job: Claimed,
-        open_transaction: Callable[[], AbstractAsyncContextManager[JobTransaction]],
+        open_transaction: Callable[[], AbstractAsyncContextManager[JobTransaction[Held_co]]],
         should_stop: Callable[[], bool],
     ) -> None:
         super().__init__(job)
         self._open = open_transaction
         self._should_stop = should_stop
 
-    def transaction(self) -> AbstractAsyncContextManager[JobTransaction]:
+    def transaction(self) -> AbstractAsyncContextManager[JobTransaction[Held_co]]:
         """Open one short transaction with the job's tenant set locally; committed at the end of the block.
 
         At its end the job must still be this worker's, or LeaseLost is raised and everything in it is rolled back.
@@ -86,21 +90,17 @@ class Tenants(Protocol):
         ...
 
 
-class JobTransaction(JobFacts):
-    """A transaction with the job's tenant set locally.
+class InTransaction(Reporting[Held_co]):
+    """What a job's open transaction is to its user, whichever library it is of; the base of `JobTransaction` and `JobSession`."""
 
-    As the first parameter of a task it is the job's own: its commit records the job as succeeded, both or neither.
-    """
+    __slots__ = ("_tenants", "enqueued", "hints")
 
-    __slots__ = ("_connection", "_tenants", "enqueued", "hints")
-
-    def __init__(self, job: Claimed, connection: AsyncConnection[TupleRow], tenants: Tenants) -> None:
+    def __init__(self, job: Claimed, tenants: Tenants) -> None:
         super().__init__(job)
-        self._connection: AsyncConnection[TupleRow] | None = connection
         self._tenants = tenants
         self.enqueued: set[UUID] = set()
         """The jobs that were enqueued in it: nobody else sees them before its commit."""
-        self.hints: set[Literal["ready", "done"]] = set()
+        self.hints: set[Literal["ready", "done", "progress"]] = set()
         """The kinds of hints that are due after its commit, for jobs that were enqueued or cancelled in it."""
 
     @property
@@ -113,6 +113,24 @@ class JobTransaction(JobFacts):
         InvalidOption for what is no tenant's name, and TransactionViolation where the settings were changed meanwhile.
         """
         return self._tenants.tenant
+
+    def detach(self) -> None:
+        """Take the transaction away; for the runtime, at its end."""
+        raise NotImplementedError
+
+
+class JobTransaction(InTransaction[Held_co]):
+    """A transaction with the job's tenant set locally.
+
+    As the first parameter of a task it is the job's own: its commit records the job as succeeded, both or neither.
+    `JobTransaction[Resources]` gives `tx.resources` its type.
+    """
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, job: Claimed, connection: AsyncConnection[TupleRow], tenants: Tenants) -> None:
+        super().__init__(job, tenants)
+        self._connection: AsyncConnection[TupleRow] | None = connection
 
     @property
     def connection(self) -> AsyncConnection[TupleRow]:
@@ -149,11 +167,20 @@ class JobTransaction(JobFacts):
         return None if row is None else row[0]
 
 
-running_job: ContextVar[JobContext | JobTransaction | None] = ContextVar("aioqueue_job", default=None)
+class HeldSession(InTransaction[Held_co]):
+    """The base of `JobSession`, of which nothing but this is known where SQLAlchemy may not be imported."""
+
+    __slots__ = ()
+
+    opener: ClassVar[Any]
+    """Opens the transaction that a session of this class is in: transaction.py's SessionOpener."""
+
+
+running_job: ContextVar[JobContext | InTransaction | None] = ContextVar("aioqueue_job", default=None)
 """The job that the current task (or thread) runs for; enqueues inside a job's own transaction join it, and its tenant."""
 
 
-def current_job() -> JobContext | JobTransaction | None:
+def current_job() -> JobContext | InTransaction | None:
     """Return what the job that runs here was given: its tenant, id and attempt; None outside of jobs.
 
     In a short transaction it is that transaction. Tasks and threads that user code starts have it too (asyncio.to_thread, not

@@ -14,6 +14,7 @@ from typing import Any
 from .enqueue import Enqueuing
 from .errors import InvalidOption
 from .settings import check_name
+from .task import Opened
 
 BATCH = 2000
 """Jobs moved in one transaction."""
@@ -38,7 +39,7 @@ class TenantStatus:
     parked: int
 
 
-class Controlling(Enqueuing):
+class Controlling(Enqueuing[Opened]):
     """The app's control over tenants and queues."""
 
     async def set_tenant(

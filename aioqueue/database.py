@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import psycopg
@@ -27,6 +28,12 @@ from .shares import Shares
 POOL = "aioqueue"
 """The pool's name in psycopg's log."""
 POOL_LOGGER = logging.getLogger("psycopg.pool")
+PASSED_ON = 60.0
+"""Seconds for which a connection goes from job to job; then the pool sees it again, which ends it when it is old."""
+SOON = 0.25
+"""Seconds that a claimed job may have to wait for a connection, as long as the others take what they took lately."""
+AHEAD = 15
+"""Jobs at most that wait for each connection."""
 RESERVED = 2
 """Connections that are the runtime's; callers get one of them while jobs have all the others."""
 
@@ -86,6 +93,9 @@ def connection_lost(error: BaseException) -> bool:
     return isinstance(error, psycopg.errors.ReadOnlySqlTransaction | psycopg.InterfaceError)
 
 
+Pool = AsyncConnectionPool[PoolConnection]
+
+
 class AllInUse(PoolTimeout):
     """Every connection was in use for too long; the server refuses none. To ask again would make it worse."""
 
@@ -128,6 +138,32 @@ class _Connector:
         return first
 
 
+async def _put(conn: PoolConnection) -> None:
+    """Give a connection back to its pool, also when that was closed meanwhile."""
+    pool = conn._pool
+    if isinstance(pool, AsyncConnectionPool):
+        await pool.putconn(conn)
+
+
+class Lending:
+    """A connection lent to a job's transaction, for a block."""
+
+    __slots__ = ("_conn", "_database", "_wait")
+
+    def __init__(self, database: Database, wait: float | None) -> None:
+        self._database = database
+        self._wait = wait
+
+    async def __aenter__(self) -> PoolConnection:
+        """Wait for it."""
+        self._conn = await self._database.lend(self._wait)
+        return self._conn
+
+    async def __aexit__(self, *_: object) -> None:
+        """Give it back."""
+        await self._database.take_back(self._conn)
+
+
 class Database:
     """The pool of one app: `runtime()` for a worker's loops, `for_job()` for jobs' transactions, `for_caller()` for all else."""
 
@@ -138,14 +174,23 @@ class Database:
         """Whether a pooler stands between; `connect` finds out."""
         self._dsn, self._listen_dsn = dsn, listen_dsn
         self._direct = None if listen_dsn is None else connection_string(listen_dsn)
-        self._pool: AsyncConnectionPool[PoolConnection] | None = None
-        self._shares = Shares(settings.size - RESERVED)
-        self._lent: set[AsyncConnection[TupleRow]] = set()
+        self._pool: Pool | None = None
+        self._shares: Shares[PoolConnection] = Shares(settings.size - RESERVED)
+        self._lent: dict[PoolConnection, float] = {}
+        """Those that jobs' transactions have, and since when."""
+        self._held = 0.0
+        """Seconds that a job's transaction has had its connection lately."""
+        self.severed_with_jobs: set[Callable[[], None]] = set()
+        """Shut the connections of jobs that are no pool's of ours, when the lease is over."""
         self._connector = _Connector()
         self.losses = 0
         """Calls so far whose connection was lost: after a crash the server may have gone back, without a new start time."""
         self.waiting = 0
-        """Jobs that wait for a connection now; while there are any, the claimer asks for no more than there are free."""
+        """Jobs that wait for a connection now."""
+        self._expected = self._asked = 0
+        """Of the jobs that were started last: their number, and how many have asked for a connection to run with."""
+        self._share = 1.0
+        """Which share of jobs does so."""
 
     @property
     def is_open(self) -> bool:
@@ -164,6 +209,25 @@ class Database:
     def free_for_jobs(self) -> int:
         """Connections that a job's transaction could have at once."""
         return self._shares.free
+
+    def expect(self, jobs: int) -> None:
+        """Take note of jobs that are about to start; of those before, it is known by now how many have asked for a connection."""
+        if jobs:
+            if self._expected:
+                self._share += (min(1.0, self._asked / self._expected) - self._share) / 2
+            self._expected, self._asked = jobs, 0
+
+    def bounded(self, limit: int) -> int:
+        """How many jobs to claim, `limit` at most, so that those of them that take a connection have one soon."""
+        # While none comes back, what the last one has taken so far counts.
+        last = max(self._lent.values(), default=None)
+        held = max(self._held, 0.0 if last is None else time.monotonic() - last)
+        each = min(AHEAD, SOON / held) if held else AHEAD
+        most = int(self._shares.limit * (1 + each))
+        room = max(self._shares.free, most - self._shares.jobs)
+        if self.waiting and room < most // 4:
+            return 0  # a few at a time would cost more than they bring
+        return min(limit, int(room / self._share)) if self._share * limit > room else limit
 
     @property
     def can_listen(self) -> bool:
@@ -185,7 +249,7 @@ class Database:
         if self._pool is None:
             prepare = not self.pooler if self.settings.prepare is None else self.settings.prepare
             # reconnect_timeout is short because the pool doubles its pauses up to it; who asks next begins anew.
-            pool: AsyncConnectionPool[PoolConnection] = AsyncConnectionPool(
+            pool: Pool = AsyncConnectionPool(
                 self.conninfo,
                 connection_class=self._connector.connection_class,
                 kwargs={"autocommit": True, "prepare_threshold": 1 if prepare else None},
@@ -208,7 +272,7 @@ class Database:
             if self._connector.refusal is None:
                 POOL_LOGGER.removeFilter(self._connector.filter)  # otherwise a last attempt may still be under way
 
-    def _opened(self) -> AsyncConnectionPool[PoolConnection]:
+    def _opened(self) -> Pool:
         if self._pool is None:
             raise ConfigurationError("the pool is not open")
         return self._pool
@@ -221,17 +285,9 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def _connection(self, wait: float) -> AsyncIterator[PoolConnection]:
-        task = asyncio.current_task()
-        before = task.cancelling() if task else 0
         pool = self._opened()
+        conn = await self._get(pool, wait)
         try:
-            conn = await pool.getconn(wait)
-        except PoolTimeout:
-            raise self._timed_out(wait, "all are in use") from self._connector.refusal
-        try:
-            if task and task.cancelling() > before:
-                # The pool waits by wait_for(), which before Python 3.12 swallows a cancellation that comes with the connection.
-                raise asyncio.CancelledError
             yield conn
             # What pool.connection() does, but for a COMMIT of nothing, which costs as much as the rest together.
             if conn.info.transaction_status != TransactionStatus.IDLE:
@@ -241,6 +297,19 @@ class Database:
             raise
         finally:
             await pool.putconn(conn)
+
+    async def _get(self, pool: Pool, wait: float) -> PoolConnection:
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        try:
+            conn = await pool.getconn(wait)
+        except PoolTimeout:
+            raise self._timed_out(wait, "all are in use") from self._connector.refusal
+        if task and task.cancelling() > before:
+            # The pool waits by wait_for(), which before Python 3.12 swallows a cancellation that comes with the connection.
+            await pool.putconn(conn)
+            raise asyncio.CancelledError
+        return conn
 
     def _timed_out(self, seconds: float, why: str) -> PoolTimeout:
         refusal = self._connector.refusal
@@ -280,28 +349,55 @@ class Database:
         finally:
             self._shares.leave("caller")
 
-    @contextlib.asynccontextmanager
-    async def for_job(self, wait: float | None) -> AsyncIterator[PoolConnection]:
+    def for_job(self, wait: float | None) -> Lending:
         """Lend a connection to a job's transaction; NoFreeConnection when there is none within `wait` seconds."""
+        return Lending(self, wait)
+
+    async def lend(self, wait: float | None) -> PoolConnection:
+        """Lend one as `for_job` does; `take_back` follows exactly if this returns."""
+        conn: PoolConnection | None = None
+        self._asked += wait is not None  # a short transaction is one of a job that runs already
+        if self._shares.free and not self.waiting:
+            await self._shares.enter("job")
+        else:
+            conn = await self._wait_for_turn(wait)
+        try:
+            if conn is None:
+                conn = await self._get(self._opened(), self.settings.acquire_timeout)
+                conn.pass_on_until = time.monotonic() + PASSED_ON
+        except psycopg.OperationalError as error:
+            self._shares.leave("job")
+            raise NoFreeConnection(f"no connection to the database: {error}") from error
+        except BaseException:
+            self._shares.leave("job")
+            raise
+        self._lent[conn] = time.monotonic()
+        return conn
+
+    async def _wait_for_turn(self, wait: float | None) -> PoolConnection | None:
         self.waiting += 1
         try:
             async with asyncio.timeout(wait):
-                await self._shares.enter("job")
+                return await self._shares.enter("job")
         except TimeoutError:
             raise NoFreeConnection(f"no connection was free for a job within {wait:g} s") from None
         finally:
             self.waiting -= 1
+            while self._shares.left_over:
+                await _put(self._shares.left_over.pop())
+
+    async def take_back(self, conn: PoolConnection) -> None:
+        """Take one back that was lent; the next job that waits has it at once."""
+        now = time.monotonic()
+        self._held += (now - self._lent.pop(conn) - self._held) / 16
+        if self.waiting and conn.pgconn.transaction_status == TransactionStatus.IDLE and now < conn.pass_on_until:
+            if not self._shares.leave("job", conn):
+                await _put(conn)
+            return
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                try:
-                    conn = await stack.enter_async_context(self._connection(self.settings.acquire_timeout))
-                except psycopg.OperationalError as error:
-                    raise NoFreeConnection(f"no connection to the database: {error}") from error
-                self._lent.add(conn)
-                try:
-                    yield conn
-                finally:
-                    self._lent.discard(conn)
+            if conn.pgconn.transaction_status != TransactionStatus.IDLE:
+                await conn.close()  # nothing of a job is committed here
+            await _put(conn)
         finally:
             self._shares.leave("job")
 
@@ -309,6 +405,8 @@ class Database:
         """Shut the connections of all jobs' transactions: the lease is over, they must not commit."""
         for conn in self._lent:
             sever(conn)
+        for shut in list(self.severed_with_jobs):
+            shut()
 
     async def connect(self) -> PoolConnection:
         """Open one connection outside the pool, in autocommit. The first one finds out whether a pooler stands between."""

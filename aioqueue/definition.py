@@ -16,18 +16,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from .context import JobContext, JobTransaction
+from .context import HeldSession, JobContext, JobTransaction
 from .errors import TaskDefinitionError
 from .job import PRIORITIES
 from .payload import PayloadCodec, ResultCodec, read_signature
 from .retry import Retry, check_delay
-from .settings import DEFAULT_QUEUE, check_name
+from .settings import DEFAULT_QUEUE, TenantSettings, check_name
 
 
 class Holds(Enum):
     """What a task holds while it runs; its first parameter's annotation says so."""
 
     TRANSACTION = "transaction"
+    SESSION = "session"
     CONTEXT = "context"
     NOTHING = "nothing"
 
@@ -52,6 +53,20 @@ class TaskDefinition:
     """The same for jobs of one key."""
     require_tenant: bool | None = None
     """Whether its jobs must have a tenant; None: as the app's TenantSettings say."""
+    session: type[HeldSession[Any]] | None = None
+    """JobSession, or the subclass that it takes; None: it takes none."""
+
+    def as_registered(self, tenants: TenantSettings) -> dict[str, object]:
+        """Return what a worker writes of it into the table of tasks, for enqueues that leave options out and for limits."""
+        return {
+            "name": self.name,
+            "queue": self.queue,
+            "priority": self.priority,
+            "max_attempts": self.retry.max_attempts,
+            "require_tenant": tenants.requires(self.require_tenant),
+            "max_running": self.max_running,
+            "max_running_per_key": self.max_running_per_key,
+        }
 
 
 def define(
@@ -83,7 +98,7 @@ def define(
         raise TaskDefinitionError(f"task {name!r}: require_tenant: expected True, False or None, got {require_tenant!r}")
     parameters, returned = read_signature(fn, task=name)
     is_async = inspect.iscoroutinefunction(fn)
-    holds = _read_holds(parameters, is_async=is_async, task=name)
+    holds, session = _read_holds(parameters, is_async=is_async, task=name)
     return TaskDefinition(
         name=name,
         queue=queue,
@@ -98,6 +113,7 @@ def define(
         max_running=_read_limit("max_running", max_running, task=name),
         max_running_per_key=_read_limit("max_running_per_key", max_running_per_key, task=name),
         require_tenant=require_tenant,
+        session=session,
     )
 
 
@@ -155,17 +171,26 @@ def _read_limit(option: str, limit: object, *, task: str) -> int | None:
     return limit
 
 
-def _read_holds(parameters: list[inspect.Parameter], *, is_async: bool, task: str) -> Holds:
+def _read_holds(parameters: list[inspect.Parameter], *, is_async: bool, task: str) -> tuple[Holds, type[HeldSession[Any]] | None]:
     holds = Holds.NOTHING
+    session: type[HeldSession[Any]] | None = None
     for number, parameter in enumerate(parameters):
         annotation = parameter.annotation
         if typing.get_origin(annotation) is typing.Annotated:
             annotation = typing.get_args(annotation)[0]
         if number == 0 and parameter.kind is not parameter.KEYWORD_ONLY:
-            if annotation is JobTransaction:
+            given = typing.get_origin(annotation) or annotation  # JobContext[Resources] is a JobContext
+            if given is JobTransaction:
                 holds = Holds.TRANSACTION
-            elif annotation is JobContext:
+            elif given is JobContext:
                 holds = Holds.CONTEXT
+            elif isinstance(given, type) and issubclass(given, HeldSession) and hasattr(given, "opener"):
+                holds, session = Holds.SESSION, given
+            elif _is_session(given):
+                raise TaskDefinitionError(
+                    f"task {task!r}: a job's session is a JobSession: from aioqueue.contrib.sqlalchemy import JobSession, "
+                    f"and put '{parameter.name}: JobSession' first in place of {_shown(annotation)}"
+                )
             elif _takes_context(annotation):
                 raise TaskDefinitionError(
                     f"task {task!r}: a first parameter of type {_shown(annotation)} could be a context, and "
@@ -176,9 +201,18 @@ def _read_holds(parameters: list[inspect.Parameter], *, is_async: bool, task: st
                 f"task {task!r}: parameter {parameter.name!r} is {_shown(annotation)}; JobContext or "
                 "JobTransaction is the first parameter, positional, and exactly that"
             )
-    if holds is Holds.TRANSACTION and not is_async:
+    if holds in (Holds.TRANSACTION, Holds.SESSION) and not is_async:
         raise TaskDefinitionError(f"task {task!r}: a def task runs in a thread and cannot use the transaction; make it async def")
-    return holds
+    return holds, session
+
+
+def _is_session(annotation: object) -> bool:
+    """Whether it is a session of SQLAlchemy's, or what one of these could be given as."""
+    found = (
+        getattr(sys.modules.get(module), name, None)
+        for module, name in (("sqlalchemy.ext.asyncio", "AsyncSession"), ("sqlalchemy.orm", "Session"))
+    )
+    return isinstance(annotation, type) and any(isinstance(kind, type) and issubclass(annotation, kind) for kind in found)
 
 
 def _shown(annotation: object) -> str:
@@ -195,15 +229,17 @@ def _takes_context(annotation: object) -> bool:
     for member in _members(annotation):
         if member is Any:
             return True
+        given = typing.get_origin(member) or member
         try:
-            if isinstance(member, type) and (issubclass(JobContext, member) or issubclass(JobTransaction, member)):
-                return member not in (JobContext, JobTransaction)
+            if isinstance(given, type) and (issubclass(JobContext, given) or issubclass(JobTransaction, given)):
+                return given not in (JobContext, JobTransaction)
         except TypeError:  # a protocol that is not for issubclass
             continue
     return False
 
 
 def _mentions_context(annotation: object) -> bool:
-    if isinstance(annotation, type) and issubclass(annotation, (JobContext, JobTransaction)):
+    given = typing.get_origin(annotation) or annotation
+    if isinstance(given, type) and issubclass(given, (JobContext, JobTransaction, HeldSession)):
         return True
     return any(_mentions_context(part) for part in typing.get_args(annotation))

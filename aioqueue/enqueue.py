@@ -26,9 +26,9 @@ from pydantic import BaseModel
 from .callers import ASYNCHRONOUS, SYNCHRONOUS, AsyncCaller, SyncCaller, recognise
 from .callers.caller import Statements
 from .callers.refusal import refusal
-from .context import JobTransaction, current_job
+from .context import HeldSession, InTransaction, JobTransaction, current_job
 from .database import AllInUse, connection_lost
-from .errors import DuplicateJob, InvalidOption, JobNotFound, TenantRequired, TransactionAborted, UnknownTask
+from .errors import DuplicateJob, InvalidOption, JobNotFound, RetryRefused, TenantRequired, TransactionAborted, UnknownTask
 from .job import Job, JobSource, JobState, NewJob
 from .job_connection import JobConnection
 from .listen import Kind
@@ -37,7 +37,7 @@ from .payload import check_json
 from .services import Services
 from .settings import Settings
 from .store import Store, jobs_json
-from .task import TaskRegistry
+from .task import Opened, TaskRegistry
 from .wakeup import Notifier
 
 TRIES = 5
@@ -49,11 +49,13 @@ ENDED: tuple[Kind, ...] = ("ready", "done")
 """Hints after a cancel: to the job's worker, and to those who wait for its end."""
 ABORTED, TAKEN, INVALID, HOMELESS = "25P02", "23505", "22023", "AQ004"
 """SQLSTATEs of a refused enqueue: the transaction is aborted, the id is taken, an option is invalid, it needs a tenant."""
+NOT_ENDED = "55000"
+"""SQLSTATE of a refused retry: the job is neither dead nor cancelled."""
 
 R = TypeVar("R")
 
 
-class Enqueuing(TaskRegistry, JobSource):
+class Enqueuing(TaskRegistry[Opened], JobSource):
     """The app's tasks, and what brings their jobs into the database."""
 
     settings: Settings
@@ -102,7 +104,7 @@ class Enqueuing(TaskRegistry, JobSource):
         caller = _awaited(on)
         with _refusals(jobs):
             xid = await caller.fetch(self._statements.enqueue_many, jobs_json(jobs))
-        if isinstance(on, JobTransaction):
+        if isinstance(on, InTransaction):
             on.hints.add("ready")
             on.enqueued.update(job.id for job in jobs)
         else:
@@ -134,13 +136,38 @@ class Enqueuing(TaskRegistry, JobSource):
                 answer = await caller.fetch(self._statements.cancel_job, str(job.id), tenant)
             word, _, xid = (answer or "").partition(" ")
             state = JobState(word) if word else None
-            if isinstance(on, JobTransaction):
+            if isinstance(on, InTransaction):
                 on.hints.update(ENDED)
             else:
                 self._watch(caller, xid, [], kinds=ENDED)
         if state is None:
             raise JobNotFound(job.id)
         return state
+
+    async def retry_job(self, job: Job[Any], *, on: object | None) -> Job[Any]:
+        """Run a dead or cancelled job again; see `Job.retry`."""
+        tenant = as_seen_here(job).tenant
+        on = self._joined(on)
+        new: UUID | None
+        with _refusals([]), _retries(job.id):
+            if on is None:
+                services = self.services("retry()")
+                async with services.database.for_caller() as conn:
+                    new = await self.store.retry_job(conn, job.id, tenant=tenant)
+                services.notifier.hint("ready")
+            else:
+                caller = _awaited(on)
+                answer = await caller.fetch(self._statements.retry_job, str(job.id), tenant)
+                word, _, xid = (answer or "").partition(" ")
+                new = UUID(word) if word else None
+                if new is not None and isinstance(on, InTransaction):
+                    on.hints.add("ready")
+                    on.enqueued.add(new)
+                elif new is not None:
+                    self._watch(caller, xid, [new], kinds=("ready",))
+        if new is None:
+            raise JobNotFound(job.id)
+        return Job(new, source=self, decode=job.decode, tenant=job.tenant, leaves_tenant=job.leaves_tenant)
 
     async def enqueue_by_name(
         self,
@@ -198,6 +225,11 @@ class Enqueuing(TaskRegistry, JobSource):
                 await asyncio.sleep(random.uniform(0, PAUSE * attempt))
         services.notifier.hint("ready")
 
+    @property
+    def has_sessions(self) -> bool:
+        """Whether the app was given `session=`."""
+        return self.settings.session is not None
+
     @functools.cached_property
     def _statements(self) -> Statements:
         return Statements(self.settings.schema)
@@ -217,6 +249,8 @@ class Enqueuing(TaskRegistry, JobSource):
     def _joined(self, on: object | None) -> object | None:
         """Return whose transaction is joined: the caller's, the running job's own, or none: the pool is used."""
         running = current_job()
+        if isinstance(running, HeldSession) and on is None:
+            return running
         if isinstance(running, JobTransaction) and (on is None or (isinstance(on, JobConnection) and on is running.connection)):
             return running
         return None if on is self else on
@@ -267,6 +301,18 @@ def _name(on: object) -> str:
 
 
 @contextlib.contextmanager
+def _retries(job_id: UUID) -> Iterator[None]:
+    """Give the refusal to run a job again an error of its own."""
+    try:
+        yield
+    except Exception as error:
+        said = refusal(error)
+        if said is None or said.sqlstate != NOT_ENDED:
+            raise
+        raise RetryRefused(job_id, said.message) from None
+
+
+@contextlib.contextmanager
 def _refusals(jobs: Sequence[NewJob]) -> Iterator[None]:
     """Give what the server refuses aioqueue's own errors, whichever library tells of it; all else passes."""
     try:
@@ -281,7 +327,8 @@ def _refusals(jobs: Sequence[NewJob]) -> Iterator[None]:
         if state == INVALID:
             raise InvalidOption("job", said.message) from None
         if state == HOMELESS:
-            raise TenantRequired(next(job.task for job in jobs if job.tenant is None)) from None
+            homeless = re.search(r"task (.+) runs for a tenant only", said.message)
+            raise TenantRequired(homeless[1] if homeless else jobs[0].task) from None
         # sql/functions/same_jobs.sql says which id is taken.
         taken = re.search(r"job id ([0-9a-f-]{36}) ", said.message)
         raise DuplicateJob(UUID(taken[1]) if taken else jobs[0].id) from error

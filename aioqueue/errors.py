@@ -14,6 +14,7 @@ AioQueueError
 │   ├── InvalidOption
 │   ├── TenantRequired
 │   ├── DuplicateJob
+│   ├── RetryRefused            the job is neither dead nor cancelled
 │   └── TransactionAborted
 ├── ResultError                 a job has no result to give
 │   ├── JobFailed  JobCancelled  ResultTimeout  JobNotFound  NotCommitted
@@ -134,6 +135,14 @@ class DuplicateJob(EnqueueError):
     def __init__(self, job_id: UUID) -> None:
         self.job_id = job_id
         super().__init__(f"job id {job_id} is taken by another job; let aioqueue make the id")
+
+
+class RetryRefused(EnqueueError):
+    """The job is neither dead nor cancelled: it has succeeded, or has not ended."""
+
+    def __init__(self, job_id: UUID, why: str) -> None:
+        self.job_id = job_id
+        super().__init__(f"{why}; only such jobs can be run again")
 
 
 class TransactionAborted(EnqueueError):

@@ -1,16 +1,22 @@
 """What happens, as frozen values; logging, metrics and tracing are observers of these, never code in the flow.
 
-Every step ends by emitting one event. An observer is any callable of one argument; one that raises is logged and ignored.
+Every step ends by emitting one event. An observer is any callable of one argument; one that raises is logged, a few times
+only, and ignored.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, Self
 from uuid import UUID
 
+from .errors import ConfigurationError
 from .finding import Finding
+from .job import Claimed
 
 logger = logging.getLogger("aioqueue")
 
@@ -18,6 +24,23 @@ logger = logging.getLogger("aioqueue")
 @dataclass(frozen=True, slots=True)
 class Event:
     """Base of all events."""
+
+
+@dataclass(frozen=True, slots=True)
+class OfJob(Event):
+    """Base of the events of one attempt of one job."""
+
+    job_id: UUID
+    task: str
+    tenant: str | None
+    attempt: int
+    queue: str
+    worker: int
+
+    @classmethod
+    def of(cls, job: Claimed, *more: Any) -> Self:
+        """Make the event of a job; `more` are the fields beyond the job's own."""
+        return cls(job.job_id, job.task, job.tenant, job.attempt, job.queue, job.worker, *more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +69,18 @@ class WorkerStopped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class JobClaimed(Event):
+class JobClaimed(OfJob):
     """The attempt is counted and committed."""
-
-    job_id: UUID
-    task: str
-    tenant: str | None
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
-class JobRecorded(Event):
+class JobRecorded(OfJob):
     """The outcome is committed; `state` is the job's new state, `seconds` the time from claim to record.
 
     Where the attempt did not succeed: `error` and `reason` (outcome.Reason) say why, `failures` of `max_attempts` attempts are
     held against the job, this one included unless it is spared, and it runs again after `delay` seconds.
     """
 
-    job_id: UUID
-    task: str
-    tenant: str | None
-    attempt: int
     state: str
     seconds: float
     error: str | None = None
@@ -77,12 +91,8 @@ class JobRecorded(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class JobLost(Event):
+class JobLost(OfJob):
     """A late outcome was refused: the job is no longer this worker's. Nothing of it was written."""
-
-    job_id: UUID
-    task: str
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +118,8 @@ class LoopBlocked(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class JobAbandoned(Event):
+class JobAbandoned(OfJob):
     """User code ignores its cancellation; its outcome is written, its slot stays taken until it is over."""
-
-    job_id: UUID
-    task: str
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +186,16 @@ class Observers:
     """The list of observers of one app."""
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self._observers = list(observers)
+        self._observers: list[Observer] = []
+        self._failures: Counter[int] = Counter()
+        for observer in observers:
+            self.add(observer)
 
     def add(self, observer: Observer) -> None:
-        """Add an observer; it sees every later event."""
+        """Add an observer; it sees every later event. Raises ConfigurationError for what cannot be one."""
+        given: object = observer
+        if not callable(given) or inspect.iscoroutinefunction(given):
+            raise ConfigurationError(f"observers: expected plain functions of one event, which nobody awaits, got {observer!r}")
         self._observers.append(observer)
 
     @property
@@ -196,5 +208,19 @@ class Observers:
         for observer in self._observers:
             try:
                 observer(event)
-            except Exception:
-                logger.exception("observer %r failed on %s", observer, type(event).__name__)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # a SystemExit of an observer must not end the loop that emits
+                self._note_failure(observer, event, error)
+
+    def _note_failure(self, observer: Observer, event: Event, error: BaseException) -> None:
+        """Log the first failure of an observer, then the 10th, the 100th, …: it may fail with every job."""
+        self._failures[id(observer)] += 1
+        times = self._failures[id(observer)]
+        name = getattr(observer, "__qualname__", type(observer).__qualname__)
+        if times == 1:
+            logger.error("observer %s failed on %s", name, type(event).__name__, exc_info=error)
+        elif 10 ** (len(str(times)) - 1) == times:
+            logger.error(
+                "observer %s has failed %d times, now on %s with %s", name, times, type(event).__name__, type(error).__name__
+            )

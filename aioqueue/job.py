@@ -8,34 +8,42 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import StrEnum
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol
 from uuid import UUID
 
+from typing_extensions import TypeVar
+
+from .states import JobEvent, JobState, Progress
+
+__all__ = [
+    "PRIORITIES",
+    "SUSPECT",
+    "AttemptError",
+    "Claimed",
+    "Fence",
+    "Held_co",
+    "Job",
+    "JobFacts",
+    "JobSource",
+    "JobState",
+    "JobStatus",
+    "NewJob",
+    "Position",
+    "Reports",
+    "lane",
+    "new_job_id",
+]
+
 R = TypeVar("R")
+Held_co = TypeVar("Held_co", default=object, covariant=True)
+"""The type of a worker's resources; object where nobody says (of Any, mypy could not tell the overloads of `app.task` apart)."""
 
 PRIORITIES = range(-2, 3)
 SUSPECT = 9
 """The priority that names a queue's suspect lane: jobs lost twice with their worker (sql/functions/rescue_job.sql)."""
-
-
-class JobState(StrEnum):
-    """Where a job stands: scheduled → ready → running → succeeded | dead | cancelled."""
-
-    SCHEDULED = "scheduled"
-    READY = "ready"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    DEAD = "dead"
-    CANCELLED = "cancelled"
-
-    @property
-    def ended(self) -> bool:
-        """Whether the state is final."""
-        return self in (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED)
 
 
 def new_job_id() -> UUID:
@@ -83,6 +91,18 @@ Fence = tuple[int, int, int, UUID, int]
 """(worker, lane, vt, job_id, attempt) of one claim."""
 
 
+class Reports(Protocol):
+    """Where running jobs say how far they are: the worker's reporter."""
+
+    def report(self, job: Claimed, value: float, message: str | None) -> None:
+        """Take a report, from any thread; never blocks, never fails."""
+        ...
+
+    def ended(self, job: Claimed) -> None:
+        """Take note that a run is over."""
+        ...
+
+
 @dataclass(slots=True)
 class Claimed:
     """A job in the hands of this worker; `fence` stands in the condition of every write about it.
@@ -107,6 +127,10 @@ class Claimed:
     """The limited keys that it holds; jobs that wait for one of them are made ready after its end."""
     claimed_at: float = field(default_factory=time.monotonic)
     """When this process had it, by time.monotonic()."""
+    resources: Any = None
+    """What its worker has opened for all of its jobs, given to it when it is run."""
+    reporter: Reports | None = None
+    """Where it says how far it is; None once its run is over."""
 
     @property
     def fence(self) -> Fence:
@@ -119,7 +143,7 @@ class Claimed:
         return self.attempt - self.spared
 
 
-class JobFacts:
+class JobFacts(Generic[Held_co]):
     """What is known of a running job: read-only, and the base of what a task is given."""
 
     __slots__ = ("_job",)
@@ -172,6 +196,20 @@ class JobFacts:
         """When the job was enqueued, by the database's clock."""
         return self._job.created_at
 
+    @property
+    def worker(self) -> int:
+        """The identity under which the job's worker has claimed it."""
+        return self._job.worker
+
+    @property
+    def resources(self) -> Held_co:
+        """What `AioQueue(resources=…)` has opened for the job's worker; None where there is nothing.
+
+        Shared by all jobs of the worker, in its event loop, and by the threads of `def` tasks.
+        """
+        held: Held_co = self._job.resources
+        return held
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptError:
@@ -207,6 +245,8 @@ class JobStatus:
     worker: int | None
     retry_of: UUID | None
     error: AttemptError | None
+    progress: Progress | None = None
+    """How far it is while it runs, if it has said so."""
 
 
 class JobSource(Protocol):
@@ -220,8 +260,16 @@ class JobSource(Protocol):
         """Read the job's state; see `Job.status`."""
         ...
 
+    def watch_job(self, job: Job[Any], timeout: float | None) -> AsyncIterator[JobEvent[Any]]:
+        """Watch the job to its end; see `Job.watch`."""
+        ...
+
     async def cancel_job(self, job: Job[Any], *, on: object | None) -> JobState:
         """Ask for the job's cancellation; see `Job.cancel`."""
+        ...
+
+    async def retry_job(self, job: Job[Any], *, on: object | None) -> Job[Any]:
+        """Run the job again; see `Job.retry`."""
         ...
 
 
@@ -240,7 +288,9 @@ class Job(Generic[R]):
         leaves_tenant: bool = False,
     ) -> None:
         self.id = job_id
+        """The job's id: a UUID, known before the commit."""
         self.tenant = tenant
+        """The tenant whose job it must be; None: whosever it is."""
         self.decode = decode
         self.leaves_tenant = leaves_tenant
         """Whether a handle without a tenant is not bound to that of the job it is used in."""
@@ -266,6 +316,21 @@ class Job(Generic[R]):
         """Read where the job stands now. Raises JobNotFound, NotCommitted, AppNotOpen."""
         return await self._source.job_status(self)
 
+    async def progress(self) -> Progress | None:
+        """Read how far the job is; None while it does not run, or has said nothing. Raises as `status` does."""
+        return (await self.status()).progress
+
+    def watch(self, timeout: float | timedelta | None = None) -> AsyncIterator[JobEvent[R]]:
+        """Watch the job from any process: `async for event in job.watch():`.
+
+        First its present state, then each StateChanged and ProgressChanged that is seen, last JobEnded with its result or error:
+        what comes between two looks is passed over, and no hint that is lost costs more than one poll. However many watch, one
+        query serves all in the process, and nothing is held between two events: to stop, leave the loop; `asyncio.timeout` around
+        `anext()` loses nothing either. `timeout`: seconds (or a timedelta) to the job's end. Raises what `result` does, but for
+        JobFailed, JobCancelled and ResultInvalid, which are in the event.
+        """
+        return self._source.watch_job(self, timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+
     async def cancel(self, *, on: object | None = None) -> JobState:
         """Cancel the job: a waiting one at once (CANCELLED), a running one soon (RUNNING: asked for).
 
@@ -273,6 +338,16 @@ class Job(Generic[R]):
         A job that has ended keeps its state, which is returned. Raises JobNotFound, AppNotOpen, TransactionAborted.
         """
         return await self._source.cancel_job(self, on=on)
+
+    async def retry(self, *, on: object | None = None) -> Job[R]:
+        """Run a dead or cancelled job again, as a new job whose handle is returned; this one keeps its end.
+
+        The new job has the same payload and options, and this one's id as its `retry_of`. `on` as in `cancel`. Raises
+        RetryRefused (it is neither dead nor cancelled; a transaction it was asked in is aborted then), JobNotFound, AppNotOpen,
+        TransactionAborted.
+        """
+        new: Job[R] = await self._source.retry_job(self, on=on)
+        return new
 
     def __repr__(self) -> str:
         return f"Job({str(self.id)!r})"

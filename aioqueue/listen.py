@@ -12,7 +12,7 @@ import hashlib
 import random
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import psycopg
 from psycopg import AsyncConnection, pq
@@ -20,7 +20,8 @@ from psycopg import AsyncConnection, pq
 from .events import DatabaseLost, ListenerConnected, Observers, logger
 from .sql import quote_schema
 
-Kind = Literal["ready", "done"]
+Kind = Literal["ready", "done", "progress"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 Callback = Callable[[], None]
 
 SHORTEST_PAUSE = 0.1
@@ -58,8 +59,8 @@ class Listener:
         self._own = f"aioqueue_probe_{secrets.token_hex(8)}"
         self._heard_own = False
         self._observers = observers
-        self._channels: dict[Kind, str] = {"ready": channel(schema, "ready"), "done": channel(schema, "done")}
-        self._callbacks: dict[Kind, list[Callback]] = {"ready": [], "done": []}
+        self._channels: dict[Kind, str] = {kind: channel(schema, kind) for kind in KINDS}
+        self._callbacks: dict[Kind, list[Callback]] = {kind: [] for kind in KINDS}
         self._event = asyncio.Event()  # something to read, or subscriptions have changed
         self._lost = False
         self.connected = False

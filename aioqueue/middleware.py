@@ -17,7 +17,10 @@ from .errors import ConfigurationError
 CallNext: TypeAlias = Callable[[], Awaitable[Any]]
 """Runs the task, or the next middleware around it; returns what that returns."""
 Middleware: TypeAlias = Callable[[JobContext[Any] | JobTransaction[Any], CallNext], Awaitable[Any]]
-"""Runs around a task: `async def middleware(ctx: JobFacts, call_next: CallNext) -> Any: return await call_next()`."""
+"""Runs around a task: `async def middleware(ctx: JobFacts, call_next: CallNext) -> Any: return await call_next()`.
+
+`ctx` is what the task is given, a JobSession too where tasks take one.
+"""
 
 
 def check_middleware(middleware: Iterable[Middleware]) -> tuple[Middleware, ...]:
@@ -35,7 +38,7 @@ def check_middleware(middleware: Iterable[Middleware]) -> tuple[Middleware, ...]
     return checked
 
 
-def wrap(middleware: Sequence[Middleware], ctx: JobContext[Any] | JobTransaction[Any], call: CallNext) -> CallNext:
+def wrap(middleware: Sequence[Middleware], ctx: Any, call: CallNext) -> CallNext:
     """Put the middleware around a call, the first outermost."""
     for one in reversed(middleware):
         call = functools.partial(one, ctx, call)

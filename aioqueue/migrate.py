@@ -30,12 +30,13 @@ MIGRATE_SECONDS = 600.0
 
 CLIENT_FUNCTIONS = (
     "enqueue", "enqueue_many", "cancel_job", "retry_job", "read_outcomes", "job_status", "notify",
-    "known_tasks",
+    "known_tasks", "follow",
 )  # fmt: skip
 WORKER_FUNCTIONS = (
     *CLIENT_FUNCTIONS, "claim", "tick", "promote", "record", "finish", "confirm", "register_worker", "beat", "resign",
     "rescue", "rescue_orphans", "scrub", "lane", "read_back", "make_ranges", "prune_range", "prune_default",
     "unknown_claims", "set_tenant", "set_queue", "wait_for_claims", "settle_limits", "park_tenant", "sweep_parked", "unpark",
+    "report", "sweep_progress",
 )  # fmt: skip
 
 _VERSION_TABLE = """
@@ -266,6 +267,7 @@ def grants(*, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") ->
             "queue",
             "held",
             "parked",
+            "progress",
         )
         lines += [f"GRANT SELECT ON {name}.{table} TO {who};" for table in tables]
     # Function signatures are left to the server: every function has one.

@@ -7,17 +7,56 @@ is its task's, and that of the tasks started in it: no other task of the job sen
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from .context import CurrentTenant, JobTransaction
+from psycopg import AsyncConnection
+
+from .context import CurrentTenant
 from .errors import InvalidOption, TransactionViolation
 from .identity import MARKER, Identity
 from .job import Claimed
 from .options import check_tenant
 from .settings import TenantSettings
 from .store import Store
+
+
+class Savepoints(Protocol):
+    """What blocks are made of, on one library's connection."""
+
+    def savepoint(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """Open a savepoint, released at the end of the block, rolled back by an exception."""
+        ...
+
+    async def switch_local(self, names: Sequence[str], values: Mapping[str, str]) -> Sequence[str | None]:
+        """Read settings, then set others for the transaction; see Store.switch_local."""
+        ...
+
+    async def set_role(self, role: str) -> None:
+        """Take a role for the rest of the transaction."""
+        ...
+
+
+class OnConnection:
+    """Savepoints of psycopg."""
+
+    def __init__(self, store: Store, conn: AsyncConnection[Any]) -> None:
+        self._store = store
+        self._conn = conn
+
+    def savepoint(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """See Savepoints."""
+        return self._conn.transaction()
+
+    async def switch_local(self, names: Sequence[str], values: Mapping[str, str]) -> Sequence[str | None]:
+        """See Savepoints."""
+        return await self._store.switch_local(self._conn, names, values)
+
+    async def set_role(self, role: str) -> None:
+        """See Savepoints."""
+        await self._store.set_role(self._conn, role)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,11 +75,10 @@ _current: ContextVar[_Block | None] = ContextVar("aioqueue_block", default=None)
 class Nesting:
     """The identities that one transaction has at this moment, the job's own first."""
 
-    face: JobTransaction
-    """The transaction as user code has it."""
+    on: Savepoints
+    """The connection as user code has it."""
 
-    def __init__(self, store: Store, tenants: TenantSettings, job: Claimed, own: Identity, *, role: str, marker: str) -> None:
-        self._store = store
+    def __init__(self, tenants: TenantSettings, job: Claimed, own: Identity, *, role: str, marker: str) -> None:
         self._tenants = tenants
         self._job = job
         self._whole = self._block(own, job.tenant)
@@ -76,7 +114,7 @@ class Nesting:
         self._stack.append(inner)
         _current.set(inner)
         try:
-            async with self.face.connection.transaction():
+            async with self.on.savepoint():
                 await self._switch(outer.identity, inner.identity)
                 yield
                 if self._stack[-1] is not inner:
@@ -96,17 +134,16 @@ class Nesting:
 
     async def _switch(self, now: Identity, then: Identity) -> None:
         """Set the settings and the role of `then`, if those of `now` are still in force."""
-        conn = self.face.connection
         expected = {**now.settings, "role": now.role or self._role, MARKER: self._marker}
         wanted = {**dict.fromkeys(now.settings, ""), **then.settings}
-        found = dict(zip(expected, await self._store.switch_local(conn, list(expected), wanted), strict=True))
+        found = dict(zip(expected, await self.on.switch_local(list(expected), wanted), strict=True))
         changed = [name for name in expected if found[name] != expected[name]]
         if MARKER in changed:
             raise self._broke("it ended the transaction that was opened for it (COMMIT or ROLLBACK in SQL)")
         if changed:
             raise self._broke(f"around a block of tx.tenant() it changed {changed[0]}, which policies go by")
         if now.role != then.role:
-            await self._store.set_role(conn, then.role or self._role)
+            await self.on.set_role(then.role or self._role)
 
     def _broke(self, what: str) -> TransactionViolation:
         self.broken = TransactionViolation(f"the task broke its transaction: {what}")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
 import logging
-from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cache
 
 import psycopg
-from psycopg import AsyncCursor
 from psycopg.pq import PipelineStatus, TransactionStatus
-from psycopg.rows import TupleRow
+from psycopg.pq.abc import PGresult
 
 from .context import JobTransaction
 from .database import Database, deadline
@@ -23,13 +23,27 @@ from .errors import InvalidResult, LeaseLost, TransactionViolation
 from .identity import MARKER, ROLE, Identity
 from .job import Claimed
 from .job_connection import LEFT, JobConnection
-from .nested import Nesting
+from .nested import Nesting, OnConnection
 from .pooler import SESSION, PoolConnection, SharedConnection, sever
 from .settings import Settings
 from .store import NOT_OWNED, REFUSED, VIOLATION, Store
 from .terms import Terms, read_back
+from .trip import Trip
 
 logger = logging.getLogger("aioqueue")
+
+SET_ROLE = b"SELECT pg_catalog.set_config('role', $1, true)"
+KEEP_ROLE = b"SELECT pg_catalog.set_config($1, pg_catalog.current_setting('role'), true)"
+
+
+@cache
+def _set_config(number: int, *, local: bool, first: str = "") -> bytes:
+    pairs = (f"pg_catalog.set_config(${n}, ${n + 1}, {str(local).lower()})" for n in range(1, 2 * number, 2))
+    return f"SELECT {first}{', '.join(pairs)}".encode()
+
+
+def _set_local(number: int) -> bytes:
+    return _set_config(number, local=True, first="pg_catalog.current_setting('role'), ")
 
 
 class OpenTransaction:
@@ -37,6 +51,8 @@ class OpenTransaction:
 
     face: JobTransaction
     """What user code is given; there once it has begun."""
+    settle: None = None
+    """Nothing is still to be sent when user code has returned."""
 
     def __init__(
         self, store: Store, database: Database, settings: Settings, job: Claimed, identity: Identity, conn: PoolConnection
@@ -57,24 +73,22 @@ class OpenTransaction:
 
     async def begin(self, seconds: float) -> None:
         """BEGIN and the local settings, in one round trip; `seconds` is what is left of the job's time limit."""
-        values = self._terms.local_settings(seconds, server_version=self._conn.info.server_version)
-        if isinstance(self._conn, SharedConnection):
+        conn = self._conn
+        values = self._terms.local_settings(seconds, server_version=conn.pgconn.server_version)
+        trip = Trip(conn)
+        trip.add(conn._get_tx_start_command())
+        if isinstance(conn, SharedConnection):
             values["client_connection_check_interval"] = SESSION["client_connection_check_interval"]
-        async with deadline(self._conn, self._settings.pool.deadline), self._conn.pipeline():
-            await self._conn.execute(self._conn._get_tx_start_command(), prepare=False)
-            if isinstance(self._conn, SharedConnection):
-                await self._scrub()  # of strangers: behind a pooler the session was theirs
-            cursor = await self._store.set_local(self._conn, values)
-            if self._identity.role is not None:
-                await self._store.set_role(self._conn, self._identity.role)
-        row = await cursor.fetchone()
-        self._role = "none" if row is None else row[0]
-        self._nesting = Nesting(
-            self._store, self._settings.tenants, self._job, self._identity, role=self._role, marker=self._terms.marker
-        )
-        self._given = JobConnection(self._conn, self._nesting.check)
+            self._add_scrub(trip)  # of strangers: behind a pooler the session was theirs
+        place = trip.add(_set_local(len(values)), itertools.chain.from_iterable(values.items()), prepare=True)
+        if self._identity.role is not None:
+            trip.add(SET_ROLE, [self._identity.role])
+        answers = await trip.run(self._settings.pool.deadline)
+        self._role = (answers[place].get_value(0, 0) or b"none").decode()
+        self._nesting = Nesting(self._settings.tenants, self._job, self._identity, role=self._role, marker=self._terms.marker)
+        self._given = JobConnection(conn, self._nesting.check)
         self.face = JobTransaction(self._job, self._given, self._nesting)
-        self._nesting.face = self.face
+        self._nesting.on = OnConnection(self._store, self._given)
 
     @property
     def _expected(self) -> dict[str, str]:
@@ -87,65 +101,72 @@ class OpenTransaction:
         Raises LeaseLost, TransactionViolation, or the psycopg.Error with which the server refused: nothing was committed
         then. Returns only when it is committed, also when COMMIT's answer was lost and had to be read back.
         """
-        error = await self._end(partial(self._store.finish, self._conn, self._job, expected=self._expected, result=result))
+        error = await self._end("finish", result)
         if error is not None and await read_back(self._database, self._store, self._settings, self._job) != "succeeded":
             raise error
 
     async def confirm(self) -> None:
         """Check that the job is still this worker's, and commit; raises as `finish` does."""
-        error = await self._end(partial(self._store.confirm, self._conn, self._job, expected=self._expected))
+        error = await self._end("confirm")
         if error is not None:
             raise error
 
-    async def _end(self, send: Callable[[], Awaitable[None]]) -> BaseException | None:
+    async def _end(self, statement: str, *result: str) -> BaseException | None:
         """Send the last statement, COMMIT and the scrub; an error returned (not raised) leaves open whether COMMIT was good."""
         self._check_status()
-        deferred = AsyncCursor(self._conn)
+        conn = self._conn
+        trip = Trip(conn)
+        # What is deferred to COMMIT fails here, where nothing is in doubt. It returns no rows, which the first statement after a
+        # stream() must not: libpq would give them one by one.
+        deferred = trip.add(b"SET CONSTRAINTS ALL IMMEDIATE")
+        if conn.pgconn.parameter_status(b"client_encoding") != b"UTF8":
+            trip.add(b"SET LOCAL client_encoding TO 'UTF8'")  # a Trip's; user code has changed it
+        if self._identity.role is not None:
+            trip.add(KEEP_ROLE, [ROLE])
+            trip.add(SET_ROLE, [self._role])
+        # Not prepared: user code may have deallocated what was, by a statement in which psycopg does not see it.
+        trip.add(self._store.wired[statement], (*self._job.fence, json.dumps(self._expected), *result))
+        commit = trip.add(b"COMMIT")
+        scrub = self._add_scrub(trip)
         try:
-            async with deadline(self._conn, self._settings.pool.deadline), self._conn.pipeline():
-                # What is deferred to COMMIT fails here, where nothing is in doubt. It returns no rows, which the first statement
-                # after a stream() must not: libpq would give them one by one.
-                await deferred.execute("SET CONSTRAINTS ALL IMMEDIATE")
-                if self._identity.role is not None:
-                    await self._store.leave_role(self._conn, self._role, seen=ROLE)
-                await send()
-                await self._conn.execute("COMMIT")
-                scrubbed = await self._scrub()
-            await self._recount(scrubbed)
+            answers = await trip.run(self._settings.pool.deadline)
         except psycopg.Error as error:
-            if error.sqlstate == NOT_OWNED:
-                raise LeaseLost(self._job.job_id) from None
-            if error.sqlstate == VIOLATION:
-                raise TransactionViolation(str(error).partition("\n")[0]) from None
-            if not self._conn.closed and self._conn.info.transaction_status == TransactionStatus.INERROR:
-                if deferred.statusmessage is None:
-                    raise
-                if isinstance(error, psycopg.errors.InsufficientPrivilege):
-                    raise TransactionViolation(
-                        "the task broke its transaction: the role it changed to (SET ROLE) may not end it"
-                    ) from None
-                if (error.sqlstate or "")[:2] in REFUSED:
-                    raise InvalidResult(self._job.task, f"PostgreSQL refuses it: {error}") from None
-                raise
+            if trip.done < commit and not conn.closed and conn.info.transaction_status == TransactionStatus.INERROR:
+                raise self._refused(error, of_user=trip.done == deferred) from None
             self._ended = True
             self._database.lost(error)
-            await self._conn.close()
-            # Only after a good COMMIT is the tail reached: then the outcome stands.
-            return None if "scrub()" in (error.diag.context or "") else error
+            await conn.close()
+            # With a good COMMIT the outcome stands.
+            return None if trip.done > commit else error
+        self._recount(answers[scrub])
         self._ended = True
         return None
 
-    async def _scrub(self) -> AsyncCursor[TupleRow]:
-        # In the trip that ends or begins the transaction: behind a pooler the next one may meet another session.
-        cursor = await self._store.scrub(self._conn)
-        if isinstance(self._conn, SharedConnection):
-            await self._conn.put_back_reported()
-        return cursor
+    def _refused(self, error: psycopg.Error, *, of_user: bool) -> Exception:
+        """What it means that the transaction cannot commit; `of_user`: what failed is of the user's own statements."""
+        if of_user:
+            return error
+        if error.sqlstate == NOT_OWNED:
+            return LeaseLost(self._job.job_id)
+        if error.sqlstate == VIOLATION:
+            return TransactionViolation(str(error).partition("\n")[0])
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            return TransactionViolation("the task broke its transaction: the role it changed to (SET ROLE) may not end it")
+        if (error.sqlstate or "")[:2] in REFUSED:
+            return InvalidResult(self._job.task, f"PostgreSQL refuses it: {error}")
+        return error
 
-    async def _recount(self, scrubbed: AsyncCursor[TupleRow]) -> None:
+    def _add_scrub(self, trip: Trip) -> int:
+        # In the trip that ends or begins the transaction: behind a pooler the next one may meet another session.
+        place = trip.add(self._store.wired["scrub"], prepare=True)
+        if isinstance(self._conn, SharedConnection):
+            values = itertools.chain.from_iterable(self._conn.reported.items())
+            trip.add(_set_config(len(self._conn.reported), local=False), values)
+        return place
+
+    def _recount(self, scrubbed: PGresult) -> None:
         # psycopg knows of a DEALLOCATE only where it could read the answer; what it takes for prepared would fail for others.
-        row = await scrubbed.fetchone()
-        if row is not None and row[0] < len(self._conn._prepared._names):
+        if int(scrubbed.get_value(0, 0) or 0) < len(self._conn._prepared._names):
             self._conn._prepared.clear()
 
     def _take_back(self) -> bool:
@@ -216,10 +237,16 @@ class OpenTransaction:
         )
         try:
             if usable:
-                async with deadline(self._conn, self._settings.limits.rollback), self._conn.pipeline():
-                    await self._conn.execute("ROLLBACK", prepare=False)
-                    scrubbed = await self._scrub()
-                await self._recount(scrubbed)
+                trip = Trip(self._conn)
+                trip.add(b"ROLLBACK")
+                if self._conn.prepare_threshold is not None:
+                    # What stood for a table that is gone with the transaction would fail; psycopg does the same.
+                    trip.add(b"DEALLOCATE ALL")
+                    self._conn._prepared.clear()
+                    self._conn._prepared._to_flush.clear()
+                scrub = self._add_scrub(trip)
+                answers = await trip.run(self._settings.limits.rollback)
+                self._recount(answers[scrub])
                 return
         except psycopg.Error as failed:
             logger.debug("rollback of job %s failed, its connection is closed: %s", self._job.job_id, failed)
@@ -228,6 +255,10 @@ class OpenTransaction:
             await self._close()
             raise
         await self._close()
+
+    async def release(self) -> None:
+        """Give the connection back; it is as clean as before, or closed."""
+        await self._database.take_back(self._conn)
 
     async def _close(self) -> None:
         if self._given is not None and self._given.in_use:

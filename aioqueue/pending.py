@@ -6,6 +6,7 @@ The one `match` over outcomes stands here. Pure; record.py writes and decides wh
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,13 @@ class Pending:
         self.text, self.name, self.state = small.text, small.name, small.state
         self.reason, self.delay = small.reason, small.delay
         self.minimal = True
+
+
+def parts(batch: Sequence[Pending]) -> tuple[list[str], list[Claimed], list[str]]:
+    """Return a batch as `Store.record` takes it: outcomes that are no successes, jobs that succeeded, their results."""
+    succeeded = [pending for pending in batch if pending.reason is None]
+    others = [pending.text for pending in batch if pending.reason is not None]
+    return others, [pending.job for pending in succeeded], [pending.text for pending in succeeded]
 
 
 def encode(job: Claimed, outcome: Outcome) -> Pending:

@@ -53,6 +53,8 @@ class PoolConnection(AsyncConnection[TupleRow]):
     """A connection whose cancelled calls end soon: psycopg's own would wait up to 10 s for a server that hangs."""
 
     _severing: asyncio.TimerHandle | None = None
+    pass_on_until = 0.0
+    """Until when it may go from job to job without coming back to the pool, by time.monotonic()."""
 
     async def wait(self, *args: Any, **options: Any) -> Any:
         """Wait for the server, as psycopg does."""
@@ -79,11 +81,6 @@ class SharedConnection(PoolConnection):
     def is_idle(self) -> bool:
         """Whether nobody has begun a transaction or a pipeline on it."""
         return self.info.transaction_status == TransactionStatus.IDLE and self.pgconn.pipeline_status == PipelineStatus.OFF
-
-    async def put_back_reported(self) -> None:
-        """Set what the pooler keeps for this client, after RESET ALL: to the server's session that was somebody else's."""
-        calls = sql.SQL(", ").join([sql.SQL("pg_catalog.set_config(%s, %s, false)")] * len(self.reported))
-        await self.execute(sql.SQL("SELECT {}").format(calls), [part for pair in self.reported.items() for part in pair])
 
     @classmethod
     async def connect(cls, *args: Any, **options: Any) -> Self:

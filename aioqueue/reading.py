@@ -16,7 +16,8 @@ from psycopg.rows import TupleRow, dict_row, tuple_row
 from .job import PRIORITIES, SUSPECT, JobState, lane
 from .pooler import execute
 from .settings import check_schema_name
-from .sql import as_sql, statements
+from .sql import as_sql, place, statements
+from .trip import wired
 
 
 class JobPage(NamedTuple):
@@ -40,6 +41,8 @@ class Reading:
         texts = {**calls, **statements()}
         # The texts are this package's own; the only thing put in is the quoted schema name.
         self.sql = {name: as_sql(text, schema) for name, text in texts.items()}
+        self.wired = {name: wired(place(text, schema)) for name, text in calls.items()}
+        """The calls as a Trip sends them."""
 
     async def execute(self, conn: AsyncConnection[Any], name: str, params: Sequence[object] = ()) -> AsyncCursor[TupleRow]:
         """Run one of the statements; rows are tuples and parameters %s, whatever the caller's own cursors make of them."""

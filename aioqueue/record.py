@@ -25,7 +25,7 @@ from .events import JobLost, JobRecorded, Observers
 from .job import Claimed
 from .outage import Outage
 from .outcome import Failed, Outcome
-from .pending import SPARED, Pending, encode
+from .pending import SPARED, Pending, encode, parts
 from .store import LOCKED, REFUSED, Store
 
 logger = logging.getLogger("aioqueue")
@@ -189,15 +189,12 @@ class Recorder:
     async def _write(self, batch: list[Pending]) -> None:
         """Write a batch, repeating it until the database is there; raise what else it says."""
         outage = Outage(self._observers, "recorder", shortest=0.05)
+        outcomes, succeeded, results = parts(batch)
         while True:
             try:
                 async with self._database.runtime() as conn:
                     states = await self._store.record(
-                        conn,
-                        worker=batch[0].job.worker,
-                        succeeded=[p.job for p in batch if p.reason is None],
-                        results=[p.text for p in batch if p.reason is None],
-                        outcomes=[p.text for p in batch if p.reason is not None],
+                        conn, worker=batch[0].job.worker, outcomes=outcomes, succeeded=succeeded, results=results
                     )
                     if states is not None:
                         for pending in batch:
@@ -239,7 +236,7 @@ class Recorder:
             return
         del self._pending[pending]
         if state is None:
-            self._observers.emit(JobLost(job.job_id, job.task, job.attempt))
+            self._observers.emit(JobLost.of(job))
         else:
             self._note(job, state, None if state == "succeeded" else pending)
         if pending.refusals:
@@ -250,7 +247,7 @@ class Recorder:
             self._ended(job)
         if not self._observers.any:
             return
-        event = JobRecorded(job.job_id, job.task, job.tenant, job.attempt, state, time.monotonic() - job.claimed_at)
+        event = JobRecorded.of(job, state, time.monotonic() - job.claimed_at)
         if pending is not None:
             spared = pending.reason in SPARED
             event = replace(

@@ -1,7 +1,7 @@
-"""Waits for jobs' ends: one query serves all waiters of the process, however many there are.
+"""Waits for jobs' ends, and for what happens before: one query serves all waiters of the process, however many there are.
 
 A wait subscribes, reads, then waits for the next read: on every wake-up, on reconnection, on a slow poll, and
-once at its deadline. Errors of a read are retried within the waiter's time. Starts no task.
+once at its deadline. Errors of a read are retried within the waiter's time. Starts no task. What a watch tells: watch.py.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import psycopg
+from psycopg import AsyncConnection
 from psycopg_pool import PoolTimeout
 
-from .context import JobTransaction, running_job
+from .context import InTransaction, running_job
 from .database import Database, connection_lost
 from .errors import (
     AppNotOpen,
@@ -34,6 +35,7 @@ from .job import Job, JobState, JobStatus
 from .listen import Listener
 from .store import EndedJob, Store
 from .wakeup import Notifier
+from .watch import Watch, Watched
 
 UNKNOWN_WAIT = 1.0
 """Seconds that an unknown job is waited for: its enqueue may be about to commit."""
@@ -46,8 +48,11 @@ BATCH = 5_000
 """Jobs of one query at most."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between attempts after an error; doubling, jittered."""
+LINGER = 10.0
+"""Seconds without any waiter after which notifications of progress are no longer asked for."""
 
 _Key = tuple[UUID, str | None]
+_Read = Callable[[AsyncConnection[Any], list[_Key]], Awaitable[list[EndedJob]]]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +62,8 @@ class _Waiter:
     key: _Key
     future: asyncio.Future[EndedJob]
     seconds: float | None
+    watched: Watched | None = None
+    """Set for one that is to be told of each change, not only of the end."""
     last: bool = False
     """Its time is up: the next read answers, whatever it says."""
     unknown_since: float | None = None
@@ -69,7 +76,7 @@ def _expired(job_id: UUID, keep: float) -> bool:
 
 def _check_committed(job: Job[Any]) -> None:
     running = running_job.get()
-    if isinstance(running, JobTransaction) and job.id in running.enqueued:
+    if isinstance(running, InTransaction) and job.id in running.enqueued:
         raise NotCommitted(job.id)
 
 
@@ -83,6 +90,11 @@ def _result(job: Job[Any], ended: EndedJob) -> Any:
         return json.loads(text) if job.decode is None else job.decode(text)
     except ValueError as error:
         raise ResultInvalid(job.id, str(error)) from error
+
+
+def _standing(row: EndedJob) -> tuple[object, ...]:
+    progress = row.progress
+    return row.state, row.stage, row.attempt, progress and (progress.value, progress.message)
 
 
 def _batches(keys: Sequence[_Key]) -> Iterator[list[_Key]]:
@@ -114,6 +126,9 @@ class ResultReader:
         self._waiting: dict[_Key, list[_Waiter]] = {}
         self._asked: set[_Key] = set()  # to be read next: new ones, and those whose time is up
         self._all = False  # a hint has come: read all
+        self._moved = False  # a hint of progress has come: read what is watched
+        self._reads = 0  # of all that is watched
+        self._hears_progress = False
         self._error: Exception | None = None
         self._event = asyncio.Event()
 
@@ -121,8 +136,25 @@ class ResultReader:
         """Wait up to `timeout` seconds; see `Job.result`. Cancelled, it leaves nothing behind."""
         _check_committed(job)
         waiter = _Waiter((job.id, job.tenant), asyncio.get_running_loop().create_future(), timeout)
+        return _result(job, await self._answer(waiter, timeout))
+
+    def watch(self, job: Job[Any], timeout: float | None) -> Watch:
+        """Watch a job; see `Job.watch`."""
+        return Watch(self, job, timeout, _result)
+
+    async def look(self, job: Job[Any], watched: Watched, timeout: float | None, *, of: float | None) -> EndedJob:
+        """Wait until the job stands otherwise than `watched` says. Cancelled, it leaves nothing behind, and misses nothing."""
+        _check_committed(job)
+        waiter = _Waiter((job.id, job.tenant), asyncio.get_running_loop().create_future(), of, watched)
+        return await self._answer(waiter, timeout, ask=watched.read != self._reads)
+
+    async def _answer(self, waiter: _Waiter, timeout: float | None, *, ask: bool = True) -> EndedJob:
+        idle = not self._waiting
         self._waiting.setdefault(waiter.key, []).append(waiter)
-        self._ask(waiter)
+        if ask:
+            self._asked.add(waiter.key)
+        if ask or idle:
+            self._event.set()
         try:
             await asyncio.wait([waiter.future], timeout=timeout)
             if not waiter.future.done():
@@ -130,11 +162,10 @@ class ResultReader:
                 self._ask(waiter)
                 await asyncio.wait([waiter.future], timeout=LAST_READ)
             if not waiter.future.done():
-                raise ResultTimeout(job.id, timeout or 0.0, None) from self._error
-            ended = waiter.future.result()
+                raise ResultTimeout(waiter.key[0], waiter.seconds or 0.0, None) from self._error
+            return waiter.future.result()
         finally:
             self._forget(waiter)
-        return _result(job, ended)
 
     async def status(self, job: Job[Any]) -> JobStatus:
         """Read where the job stands; see `Job.status`. Retried on connections that died in the pool."""
@@ -168,10 +199,21 @@ class ResultReader:
             raise
         finally:
             self._listener.unsubscribe("done", self._hint)
+            self._hear_progress(False)
 
     def _hint(self) -> None:
         self._all = True
         self._event.set()
+
+    def _hint_progress(self) -> None:
+        self._moved = True
+        self._event.set()
+
+    def _hear_progress(self, wanted: bool) -> None:
+        if wanted != self._hears_progress:
+            self._hears_progress = wanted
+            change = self._listener.subscribe if wanted else self._listener.unsubscribe
+            change("progress", self._hint_progress)
 
     def _ask(self, waiter: _Waiter) -> None:
         self._asked.add(waiter.key)
@@ -201,15 +243,22 @@ class ResultReader:
             await self._wait(poll_at)
             # Taken before the read: what comes during it makes another one.
             everything = self._all or time.monotonic() >= poll_at or self._unknown_due() <= time.monotonic()
-            keys = list(self._waiting) if everything else list(self._asked)
+            watched = self._watched()
+            keys = set(self._waiting) if everything else self._asked | (watched if self._moved else set())
+            self._reads += everything or self._moved
             self._event.clear()
             self._asked.clear()
-            self._all = False
+            self._all = self._moved = False
             if everything:
                 poll_at = time.monotonic() + self._poll
+            if watched:
+                self._hear_progress(True)
+            if not keys:
+                continue
             started = time.monotonic()
             try:
-                await self._read(keys)
+                await self._read([key for key in keys if key not in watched], self._store.read_outcomes)
+                await self._read([key for key in keys if key in watched], self._store.follow)
             except (psycopg.Error, OSError) as error:
                 if self._error is None:
                     logger.warning("results cannot be read for now: %s: %s", type(error).__name__, error)
@@ -226,7 +275,11 @@ class ResultReader:
     async def _wait(self, poll_at: float) -> None:
         while not self._waiting:
             self._event.clear()
-            await self._event.wait()
+            try:
+                async with asyncio.timeout(LINGER if self._hears_progress else None):
+                    await self._event.wait()
+            except TimeoutError:
+                self._hear_progress(False)
         seconds = min(poll_at, self._unknown_due()) - time.monotonic()
         try:
             async with asyncio.timeout(max(0.0, seconds)):
@@ -238,31 +291,46 @@ class ResultReader:
         since = [w.unknown_since for w in self._waiters(self._waiting) if w.unknown_since is not None]
         return min(since, default=float("inf")) + UNKNOWN_WAIT
 
-    async def _read(self, keys: list[_Key]) -> None:
-        for batch in _batches(keys):
-            await self._read_batch(batch)
+    def _watched(self) -> set[_Key]:
+        return {key for key, waiters in self._waiting.items() if any(waiter.watched is not None for waiter in waiters)}
 
-    async def _read_batch(self, batch: list[_Key]) -> None:
+    async def _read(self, keys: list[_Key], read: _Read) -> None:
+        for batch in _batches(keys):
+            await self._read_batch(batch, read)
+
+    async def _read_batch(self, batch: list[_Key], read: _Read) -> None:
         """Read one batch; what cannot be asked for is found by halving, so that it fails its own waiters and no others."""
         # Both before the read, or a commit during it would be taken for none.
         last = {waiter for waiter in self._waiters(batch) if waiter.last}
         uncommitted = {key for key in batch if self._notifier.uncommitted(key[0])}
+        reads = self._reads
         try:
             async with self._database.for_caller() as conn:
-                rows = await self._store.read_outcomes(conn, batch)
+                rows = await read(conn, batch)
         except Exception as error:
             if isinstance(error, psycopg.Error | OSError) and not isinstance(error, psycopg.DataError):
                 raise  # the server's, whatever was asked for: tried again
             if len(batch) > 1:
                 middle = len(batch) // 2
-                await self._read_batch(batch[:middle])
-                await self._read_batch(batch[middle:])
+                await self._read_batch(batch[:middle], read)
+                await self._read_batch(batch[middle:], read)
                 return
             logger.exception("the result of job %s cannot be read", batch[0][0])
             for waiter in self._waiters(batch):
                 self._fail(waiter, error)
             return
-        self._deliver(batch, {row.job_id: row for row in rows}, last, uncommitted)
+        found = {row.job_id: row for row in rows}
+        self._tell_watchers(batch, found, reads)
+        self._deliver(batch, found, last, uncommitted)
+
+    def _tell_watchers(self, batch: list[_Key], found: dict[UUID, EndedJob], reads: int) -> None:
+        for waiter in self._waiters(batch):
+            row = found.get(waiter.key[0])
+            if waiter.watched is not None and row is not None and row.stage is not None:
+                waiter.watched.read = reads
+                if _standing(row) != waiter.watched.standing:
+                    waiter.watched.standing = _standing(row)
+                    waiter.future.set_result(row)
 
     def _deliver(self, batch: list[_Key], found: dict[UUID, EndedJob], last: set[_Waiter], uncommitted: set[_Key]) -> None:
         now = time.monotonic()

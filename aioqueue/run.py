@@ -12,18 +12,20 @@ import inspect
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import psycopg
 
 from .attempt import Cause, Run
-from .context import JobContext, JobTransaction, running_job
+from .context import HeldSession, InTransaction, JobContext, JobTransaction, running_job
 from .database import NoFreeConnection
 from .errors import InvalidPayload, InvalidResult, LeaseLost, TenantRequired, TransactionViolation
 from .events import JobAbandoned, JobLost, Observers
-from .job import Claimed
+from .job import Claimed, Reports
+from .middleware import CallNext, Middleware, wrap
 from .outcome import ErrorText, Failed, Outcome, Reason, Released, Succeeded
 from .payload import PLAIN_TYPES
 from .settings import LimitSettings, TenantSettings
@@ -34,7 +36,15 @@ from .threads import JobThreads
 class OwnTransaction(Protocol):
     """The transaction a task runs in."""
 
-    face: JobTransaction
+    @property
+    def face(self) -> InTransaction[Any]:
+        """What user code is given."""
+        ...
+
+    @property
+    def settle(self) -> Callable[[], Awaitable[None]] | None:
+        """Sends what is still to be sent when user code has returned, in its place; None: nothing is."""
+        ...
 
     async def finish(self, result: str) -> None:
         """Record success and commit."""
@@ -46,6 +56,12 @@ class Transactions(Protocol):
 
     def own(self, job: Claimed, seconds: float) -> AbstractAsyncContextManager[OwnTransaction]:
         """The one that a task runs in."""
+        ...
+
+    def in_session(
+        self, job: Claimed, seconds: float, kind: type[HeldSession[Any]]
+    ) -> AbstractAsyncContextManager[OwnTransaction]:
+        """As `own`, for a task that takes a session of that class."""
         ...
 
     def short(self, job: Claimed, seconds: float) -> AbstractAsyncContextManager[JobTransaction]:
@@ -78,6 +94,9 @@ class Runner:
         tenants: TenantSettings,
         concurrency: int,
         observers: Observers,
+        middleware: Sequence[Middleware] = (),
+        resources: object = None,
+        reporter: Reports | None = None,
         freed: Callable[[], None],
         abandoned: Callable[[], None],
     ) -> None:
@@ -94,6 +113,9 @@ class Runner:
         self._freed = freed
         self._abandoned = abandoned
         self._threads = JobThreads(concurrency)
+        self._middleware = middleware
+        self._resources = resources
+        self._reporter = reporter
         self._next_end = math.inf
         """The earliest end of a time limit that the one timer of all runs is set to."""
         self._timer: asyncio.TimerHandle | None = None
@@ -103,6 +125,8 @@ class Runner:
     def start(self, job: Claimed) -> None:
         """Start the job in an asyncio task of its own."""
         run = Run(job)
+        job.resources = self._resources
+        job.reporter = self._reporter
         self.runs[id(run)] = run
         # Not asyncio.create_task(): it would name the task in a call of its own.
         run.task = asyncio.get_running_loop().create_task(self._run(run), name=job.task)
@@ -167,7 +191,7 @@ class Runner:
                 return
             run.abandoned = True
             self.given_up += 1
-            self._observers.emit(JobAbandoned(run.job.job_id, run.job.task, run.job.attempt))
+            self._observers.emit(JobAbandoned.of(run.job))
             self._abandoned()
 
     def _deliver(self, run: Run, outcome: Outcome) -> None:
@@ -191,6 +215,8 @@ class Runner:
 
     def _free(self, run: Run) -> None:
         del self.runs[id(run)]
+        if run.job.reporter is not None:
+            run.job.reporter.ended(run.job)
         self.given_up -= run.abandoned
         self._freed()
 
@@ -208,8 +234,10 @@ class Runner:
         try:
             args, kwargs = definition.payload.load(job.payload)
         except InvalidPayload as error:
-            return Failed(Reason.INVALID_PAYLOAD, ErrorText.of(error, with_traceback=False), None)
-        if definition.holds is Holds.TRANSACTION:
+            # Dead at once, unless the task says otherwise by name: of code of two versions one may read it.
+            delay = run.delay(error) if InvalidPayload in definition.retry.on else None
+            return Failed(Reason.INVALID_PAYLOAD, ErrorText.of(error, with_traceback=False), delay)
+        if definition.holds in (Holds.TRANSACTION, Holds.SESSION):
             run.limit = definition.timeout or self._limits.transaction_time_limit
             return await self._in_transaction(run, definition, args, kwargs)
         run.limit = definition.timeout or self._limits.time_limit
@@ -223,9 +251,9 @@ class Runner:
     ) -> Outcome | None:
         run.waits = True
         try:
-            async with self._transactions.own(run.job, run.limit) as own:
+            async with self._own(run, definition) as own:
                 run.waits = False
-                outcome = await self._user_code(run, definition, own.face, (own.face, *args), kwargs)
+                outcome = await self._user_code(run, definition, own.face, (own.face, *args), kwargs, own.settle)
                 if not isinstance(outcome, Succeeded):
                     raise _RollBack(outcome)
                 await own.finish(outcome.result)
@@ -235,7 +263,7 @@ class Runner:
             return Released(Reason.NO_CONNECTION, str(error), 0.1 + random.random())
         except LeaseLost:
             if run.take():
-                self._observers.emit(JobLost(run.job.job_id, run.job.task, run.job.attempt))
+                self._observers.emit(JobLost.of(run.job))
             return None
         except TransactionViolation as error:
             cause = error.__cause__
@@ -251,13 +279,19 @@ class Runner:
             self._sink.recorded_by_commit(run.job)
         return None
 
+    def _own(self, run: Run, definition: TaskDefinition) -> AbstractAsyncContextManager[OwnTransaction]:
+        if definition.session is None:
+            return self._transactions.own(run.job, run.limit)
+        return self._transactions.in_session(run.job, run.limit, definition.session)
+
     async def _user_code(
         self,
         run: Run,
         definition: TaskDefinition,
-        context: JobContext | JobTransaction,
+        context: JobContext[Any] | InTransaction[Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        settle: Callable[[], Awaitable[None]] | None = None,
     ) -> Outcome:
         if run.ended_by():
             return run.ended()
@@ -266,10 +300,14 @@ class Runner:
         self._set_timer(run.ends)
         run.in_user_code = True
         try:
-            if definition.is_async:
+            if self._middleware:
+                value = await wrap(self._middleware, context, self._call(run, definition, args, kwargs))()
+            elif definition.is_async:
                 value = await definition.fn(*args, **kwargs)
             else:
                 value = await self._threads.call(run, definition.fn, args, kwargs)
+            if settle is not None:
+                await settle()
         except BaseException as error:
             return run.raised(error)
         finally:
@@ -289,6 +327,11 @@ class Runner:
             if inspect.iscoroutine(value):
                 value.close()
             return Failed(Reason.INVALID_RESULT, ErrorText.of(error, with_traceback=False), None)
+
+    def _call(self, run: Run, definition: TaskDefinition, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallNext:
+        if definition.is_async:
+            return partial(definition.fn, *args, **kwargs)
+        return partial(self._threads.call, run, definition.fn, args, kwargs)
 
 
 class _RollBack(Exception):

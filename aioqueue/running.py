@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -15,6 +16,8 @@ from .database import Database
 from .errors import ConfigurationError
 from .events import Observers
 from .keep import outlast
+from .middleware import Middleware
+from .resources import opened
 from .settings import Settings, WorkerSettings
 from .store import Store
 from .task import Task
@@ -26,6 +29,7 @@ class Host(WakeUps, Protocol):
 
     settings: Settings
     observers: Observers
+    middleware: tuple[Middleware, ...]
     refusal: str | None
 
     @property
@@ -41,6 +45,10 @@ class Host(WakeUps, Protocol):
     @property
     def tasks(self) -> Mapping[str, Task[..., ..., Any]]:
         """All registered tasks by name."""
+        ...
+
+    def make_resources(self) -> AbstractAsyncContextManager[Any]:
+        """What a worker opens for its jobs."""
         ...
 
     async def join(self) -> None:
@@ -63,6 +71,7 @@ class RunningWorker:
         self._worker: Worker | None = None
         self._task: asyncio.Task[None] | None = None
         self._started = asyncio.Event()
+        self._opening = False
         self._stop = self._hurry = False
 
     @property
@@ -82,6 +91,8 @@ class RunningWorker:
             return ["the worker has ended" if error is None else f"the worker has ended: {type(error).__name__}: {error}"]
         if self._worker is not None:
             return self._worker.problems()
+        if self._opening:
+            return ["the worker has not started yet: it opens its resources"]
         refusal = self._app.refusal
         return ["the worker has not started yet" if refusal is None else f"cannot reach the database: {refusal}"]
 
@@ -97,10 +108,12 @@ class RunningWorker:
 
     def stop(self, *, hurry: bool = False) -> None:
         """Ask it to stop; see `Worker.stop`. Idempotent; counts also before it has started."""
-        self._stop = True
+        first, self._stop = not self._stop, True
         self._hurry = self._hurry or hurry
         if self._worker is not None:
             self._worker.stop(hurry=self._hurry)
+        elif self._opening and self._task is not None and (first or hurry):
+            self._task.cancel()
 
     async def run(self) -> None:
         """Run until stopped, drained or cancelled; opens the app if need be."""
@@ -139,20 +152,29 @@ class RunningWorker:
     async def _live(self) -> None:
         await self._app.join()
         try:
-            worker = self._worker = Worker(
-                self._app.database,
-                self._app.store,
-                self._app.observers,
-                self._app,
-                self._app.tasks,
-                self._app.settings,
-                worker=self._settings,
-                grace=self._grace,
-                standalone=self._standalone,
-                started=self._started,
-            )
-            if self._stop:
-                worker.stop(hurry=self._hurry)
-            await worker.run()
+            self._opening = True
+            async with opened(self._app.make_resources, close_within=self._app.settings.limits.abandon) as resources:
+                self._opening = False
+                worker = self._worker = Worker(
+                    self._app.database,
+                    self._app.store,
+                    self._app.observers,
+                    self._app,
+                    self._app.tasks,
+                    self._app.settings,
+                    worker=self._settings,
+                    middleware=self._app.middleware,
+                    resources=resources,
+                    grace=self._grace,
+                    standalone=self._standalone,
+                    started=self._started,
+                )
+                if self._stop:
+                    worker.stop(hurry=self._hurry)
+                await worker.run()
+        except asyncio.CancelledError:
+            if not (self._opening and self._stop):
+                raise  # else it was asked to stop before it had claimed anything
         finally:
+            self._opening = False
             await self._app.leave()

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from .errors import ConfigurationError
 from .job import JobFacts
+from .session_factory import SessionFactory
 
 DEFAULT_SCHEMA = "aioqueue"
 DEFAULT_QUEUE = "default"
@@ -293,6 +294,8 @@ class Settings:
     limits: LimitSettings = field(default_factory=LimitSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
+    session: SessionFactory | None = None
+    """Makes the sessions of tasks that take a JobSession."""
 
     def __post_init__(self) -> None:
         check_schema_name(self.schema)

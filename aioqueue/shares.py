@@ -1,51 +1,68 @@
 """Who may have one of the pool's connections: jobs' transactions and callers share what the runtime leaves them.
 
-Counts only, no connection passes here. Callers (enqueues, status, results, hints) are short and hold nothing else; a job may
-be one while it holds its transaction. So one caller always comes through, also while jobs have the whole share: jobs that
-enqueue outside their transaction never wait for each other, and an application is not shut out by its own worker.
+Counts; of connections it knows only one that a job leaves for the job that is let in next. Callers (enqueues, status, results,
+hints) are short and hold nothing else; a job may be one while it holds its transaction. So one caller always comes through, also
+while jobs have the whole share: jobs that enqueue outside their transaction never wait for each other, and an application is not
+shut out by its own worker.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
+C = TypeVar("C")
 Kind = Literal["job", "caller"]
 
 
-class Shares:
+class Shares(Generic[C]):
     """Lets jobs and callers in, together up to `limit`, and one caller beyond that; each kind in order of arrival."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._inside: dict[Kind, int] = {"job": 0, "caller": 0}
-        self._waiting: dict[Kind, deque[asyncio.Future[None]]] = {"job": deque(), "caller": deque()}
+        self._waiting: dict[Kind, deque[asyncio.Future[C | None]]] = {"job": deque(), "caller": deque()}
+        self.left_over: list[C] = []
+        """Connections for jobs that were cancelled at the moment they were let in; for whoever has the pool."""
+
+    @property
+    def limit(self) -> int:
+        """How many there may be, one more caller apart."""
+        return self._limit
 
     @property
     def free(self) -> int:
         """Jobs that would be let in at once."""
-        return max(0, self._limit - sum(self._inside.values()))
+        return max(0, self._limit - self._inside["job"] - self._inside["caller"])
 
-    async def enter(self, kind: Kind) -> None:
-        """Wait to be let in; `leave` follows exactly if this returns."""
+    @property
+    def jobs(self) -> int:
+        """Jobs that are in, or wait."""
+        return self._inside["job"] + len(self._waiting["job"])
+
+    async def enter(self, kind: Kind) -> C | None:
+        """Wait to be let in; `leave` follows exactly if this returns. What it returns was left for who is let in."""
         if not self._waiting[kind] and self._has_room(kind):
             self._inside[kind] += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            return None
+        turn: asyncio.Future[C | None] = asyncio.get_running_loop().create_future()
         self._waiting[kind].append(turn)
         try:
-            await turn
+            return await turn
         except BaseException:
             if turn.done() and not turn.cancelled():
-                self.leave(kind)  # let in at the moment of its cancellation
+                left = turn.result()  # let in at the moment of its cancellation
+                if not self.leave(kind, left) and left is not None:
+                    self.left_over.append(left)
             elif turn in self._waiting[kind]:
                 self._waiting[kind].remove(turn)
             raise
 
-    def leave(self, kind: Kind) -> None:
-        """Make room for the next."""
+    def leave(self, kind: Kind, left: C | None = None) -> bool:
+        """Make room for the next; whether a job has got what was `left` for it."""
         self._inside[kind] -= 1
+        taken = False
         for each in self._waiting:
             # Jobs first: a stream of callers, one of which always comes through, must not keep them out.
             while self._waiting[each] and self._has_room(each):
@@ -53,7 +70,10 @@ class Shares:
                 if turn.done():
                     continue
                 self._inside[each] += 1
-                turn.set_result(None)
+                gets = each == "job" and not taken
+                turn.set_result(left if gets else None)
+                taken = taken or gets
+        return taken
 
     def _has_room(self, kind: Kind) -> bool:
         return self.free > 0 or (kind == "caller" and not self._inside["caller"])

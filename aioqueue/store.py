@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
@@ -22,6 +22,7 @@ from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
 from .limit_store import LimitStore
 from .pooler import execute_in_thread
 from .reading import array
+from .states import Progress
 
 WORKER_DEAD = "AQ001"
 """SQLSTATE of a claim by a worker that is dead or whose lease has ended."""
@@ -72,7 +73,12 @@ _CALLS = {
     "cancel_job": "SELECT aioqueue.cancel_job(%s::pg_catalog.uuid, %s::pg_catalog.text)",
     "retry_job": "SELECT aioqueue.retry_job(%s::uuid, %s::text)",
     "read_outcomes": "SELECT * FROM aioqueue.read_outcomes(%s::uuid[], %s::text[])",
-    "job_status": "SELECT * FROM aioqueue.job_status(%s::uuid, %s::text)",
+    "follow": "SELECT * FROM aioqueue.follow(%s::uuid[], %s::text[])",
+    "report": "SELECT aioqueue.report(%s::text::jsonb)",
+    "sweep_progress": "SELECT aioqueue.sweep_progress(%s::integer)",
+    "job_status": "SELECT s.*, f.value, f.note, f.reported_at FROM aioqueue.job_status(%s::uuid, %s::text) s"
+    " LEFT JOIN LATERAL aioqueue.follow("
+    "CASE WHEN s.state OPERATOR(pg_catalog.=) 'running' THEN ARRAY[s.id] ELSE '{}' END, ARRAY[NULL]::text[]) f ON true",
     "notify": "SELECT aioqueue.notify(%s::text)",
     "scrub": "SELECT aioqueue.scrub()",
 }
@@ -141,6 +147,13 @@ class EndedJob:
     message: str | None
     error_type: str | None
     error_message: str | None
+    stage: JobState | None = None
+    """Its state, also while it is under way; only for those who watch."""
+    progress: Progress | None = None
+
+
+def _ended(row: Sequence[Any]) -> EndedJob:
+    return EndedJob(row[0], None if row[1] is None else JobState(row[1]), *row[2:])
 
 
 async def _select(conn: AsyncConnection[Any], columns: Sequence[LiteralString], params: Sequence[str]) -> AsyncCursor[TupleRow]:
@@ -421,7 +434,24 @@ class Store(LimitStore):
     async def read_outcomes(self, conn: AsyncConnection[Any], jobs: Sequence[tuple[UUID, str | None]]) -> list[EndedJob]:
         """Read (job id, tenant) pairs for their waiters; unknown ones give nothing."""
         cursor = await self.execute(conn, "read_outcomes", (array(job_id for job_id, _ in jobs), [tenant for _, tenant in jobs]))
-        return [EndedJob(row[0], None if row[1] is None else JobState(row[1]), *row[2:]) for row in await cursor.fetchall()]
+        return [_ended(row) for row in await cursor.fetchall()]
+
+    async def follow(self, conn: AsyncConnection[Any], jobs: Sequence[tuple[UUID, str | None]]) -> list[EndedJob]:
+        """Do as read_outcomes does for those who watch the jobs: with where those under way stand, and how far they are."""
+        cursor = await self.execute(conn, "follow", (array(job_id for job_id, _ in jobs), [tenant for _, tenant in jobs]))
+        found = []
+        for *ended, stage, value, message, at in await cursor.fetchall():
+            progress = None if value is None else Progress(value, message, at)
+            found.append(replace(_ended(ended), stage=None if stage is None else JobState(stage), progress=progress))
+        return found
+
+    async def report(self, conn: AsyncConnection[Any], reports: str) -> None:
+        """Write how far running jobs are (JSON text, see sql/functions/report.sql)."""
+        await self.execute(conn, "report", (reports,))
+
+    async def sweep_progress(self, conn: AsyncConnection[Any], *, limit: int) -> int:
+        """Delete up to `limit` reports that count no more; their number."""
+        return int(await self._value(conn, "sweep_progress", limit))
 
     async def job_status(self, conn: AsyncConnection[Any], job_id: UUID, *, tenant: str | None = None) -> JobStatus | None:
         """Read one job's state; None: unknown to the tenant."""
@@ -431,11 +461,11 @@ class Store(LimitStore):
             return None
         error = None if row[15] is None else AttemptError(**dict(zip(AttemptError.__slots__, row[15:23], strict=True)))
         facts = dict(zip(JobStatus.__slots__, row[:15], strict=False))
-        facts.update(state=JobState(row[5]), error=error)
+        facts.update(state=JobState(row[5]), error=error, progress=None if row[23] is None else Progress(*row[23:26]))
         return JobStatus(**facts)
 
     async def notify(self, conn: AsyncConnection[Any], kind: str) -> None:
-        """Send the hint 'ready' or 'done'; on a connection in autocommit."""
+        """Send the hint 'ready', 'done' or 'progress'; on a connection in autocommit."""
         await self.execute(conn, "notify", (kind,))
 
     async def scrub(self, conn: AsyncConnection[Any]) -> AsyncCursor[TupleRow]:

@@ -13,17 +13,19 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, overload
 from uuid import UUID
 
 from pydantic import BaseModel
+from typing_extensions import TypeVar
 
-from .context import JobContext, JobTransaction
+from .context import HeldSession, JobContext, JobTransaction
 from .definition import Holds, TaskDefinition, define
 from .errors import InvalidPayload, TaskDefinitionError, UnknownTask
 from .job import Job, NewJob
 from .options import Options
 from .retry import Retry
+from .session_factory import FIX
 from .settings import DEFAULT_QUEUE
 
 __all__ = ["BoundTask", "Enqueuer", "Holds", "Task", "TaskDefinition", "TaskRegistry", "define"]
@@ -31,6 +33,9 @@ __all__ = ["BoundTask", "Enqueuer", "Holds", "Task", "TaskDefinition", "TaskRegi
 F = ParamSpec("F")
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S", bound=HeldSession[Any])
+Opened = TypeVar("Opened", default=Any)
+"""The type of the resources that an app's workers open; Any where nobody says."""
 
 Payload = BaseModel | Mapping[str, Any] | tuple[Any, ...]
 """One job of `enqueue_many`: the model, a mapping with the payload's keys, or positional arguments."""
@@ -218,24 +223,30 @@ async def _run_plain(fn: Callable[..., R], args: tuple[Any, ...], kwargs: Mappin
     return fn(*args, **kwargs)
 
 
-class TaskDecorator(Protocol):
+class TaskDecorator(Protocol[Opened]):  # pyright: ignore[reportInvalidTypeVarUse] - for mypy it is invariant
     """What `app.task(…)` returns: it makes a task of a function."""
 
     @overload
     def __call__(
-        self, fn: Callable[Concatenate[JobTransaction, P], Awaitable[R]], /
-    ) -> Task[Concatenate[JobTransaction, P], P, R]: ...
+        self, fn: Callable[Concatenate[JobTransaction[Opened], P], Awaitable[R]], /
+    ) -> Task[Concatenate[JobTransaction[Opened], P], P, R]: ...
     @overload
-    def __call__(self, fn: Callable[Concatenate[JobContext, P], Awaitable[R]], /) -> Task[Concatenate[JobContext, P], P, R]: ...
+    def __call__(self, fn: Callable[Concatenate[S, P], Awaitable[R]], /) -> Task[Concatenate[S, P], P, R]: ...
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[JobContext[Opened], P], Awaitable[R]], /
+    ) -> Task[Concatenate[JobContext[Opened], P], P, R]: ...
     @overload
     def __call__(self, fn: Callable[P, Awaitable[R]], /) -> Task[P, P, R]: ...
     @overload
-    def __call__(self, fn: Callable[Concatenate[JobContext, P], R], /) -> Task[Concatenate[JobContext, P], P, R]: ...
+    def __call__(
+        self, fn: Callable[Concatenate[JobContext[Opened], P], R], /
+    ) -> Task[Concatenate[JobContext[Opened], P], P, R]: ...
     @overload
     def __call__(self, fn: Callable[P, R], /) -> Task[P, P, R]: ...
 
 
-class TaskRegistry(Enqueuer):
+class TaskRegistry(Enqueuer, Generic[Opened]):
     """The tasks of an app, by name; the app inherits it, and so is what its tasks enqueue with."""
 
     def __init__(self) -> None:
@@ -255,14 +266,18 @@ class TaskRegistry(Enqueuer):
 
     @overload
     def task(
-        self, fn: Callable[Concatenate[JobTransaction, P], Awaitable[R]], /
-    ) -> Task[Concatenate[JobTransaction, P], P, R]: ...
+        self, fn: Callable[Concatenate[JobTransaction[Opened], P], Awaitable[R]], /
+    ) -> Task[Concatenate[JobTransaction[Opened], P], P, R]: ...
     @overload
-    def task(self, fn: Callable[Concatenate[JobContext, P], Awaitable[R]], /) -> Task[Concatenate[JobContext, P], P, R]: ...
+    def task(self, fn: Callable[Concatenate[S, P], Awaitable[R]], /) -> Task[Concatenate[S, P], P, R]: ...
+    @overload
+    def task(
+        self, fn: Callable[Concatenate[JobContext[Opened], P], Awaitable[R]], /
+    ) -> Task[Concatenate[JobContext[Opened], P], P, R]: ...
     @overload
     def task(self, fn: Callable[P, Awaitable[R]], /) -> Task[P, P, R]: ...
     @overload
-    def task(self, fn: Callable[Concatenate[JobContext, P], R], /) -> Task[Concatenate[JobContext, P], P, R]: ...
+    def task(self, fn: Callable[Concatenate[JobContext[Opened], P], R], /) -> Task[Concatenate[JobContext[Opened], P], P, R]: ...
     @overload
     def task(self, fn: Callable[P, R], /) -> Task[P, P, R]: ...
     @overload
@@ -278,7 +293,7 @@ class TaskRegistry(Enqueuer):
         max_running: int | None = ...,
         max_running_per_key: int | None = ...,
         require_tenant: bool | None = ...,
-    ) -> TaskDecorator: ...
+    ) -> TaskDecorator[Opened]: ...
     def task(
         self,
         fn: Callable[..., Any] | None = None,
@@ -321,7 +336,16 @@ class TaskRegistry(Enqueuer):
 
         return register if fn is None else register(fn)
 
+    @property
+    def has_sessions(self) -> bool:
+        """Whether there is something to make the sessions with that a JobSession task takes."""
+        return False
+
     def _register(self, definition: TaskDefinition) -> Task[..., ..., Any]:
+        if definition.session is not None and not self.has_sessions:
+            raise TaskDefinitionError(
+                f"task {definition.name!r} takes a JobSession, but the app has no factory of sessions: {FIX}"
+            )
         taken = self._tasks.get(definition.name)
         if taken is not None:
             code = inspect.unwrap(taken.definition.fn).__code__

@@ -6,13 +6,16 @@ cancelled elsewhere; here nothing is.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
 
 import psycopg
 
-from .context import JobTransaction, running_job
+from .context import HeldSession, InTransaction, JobTransaction, running_job
 from .database import Database, NoFreeConnection
 from .errors import TransactionViolation
 from .identity import Identity
@@ -27,6 +30,102 @@ MISCONFIGURED = ("22", "42")
 """Classes of SQLSTATE of a beginning that no other connection would make better: a role or setting that cannot be had."""
 
 
+class Opened(Protocol):
+    """A job's transaction that has begun, whichever library it is of."""
+
+    @property
+    def face(self) -> InTransaction[Any]:
+        """What user code is given."""
+        ...
+
+    async def left(self) -> bool:
+        """Whether user code ended it by itself."""
+        ...
+
+    async def abort(self, error: BaseException) -> None:
+        """Roll back."""
+        ...
+
+    async def release(self) -> None:
+        """Give the connection back."""
+        ...
+
+
+class OpenedSession(Opened, Protocol):
+    """The transaction that a session is in."""
+
+    async def begin(self, seconds: float) -> None:
+        """Take a connection and begin. Raises NoFreeConnection."""
+        ...
+
+    async def settle(self) -> None:
+        """Send what is still to be sent when user code has returned."""
+        ...
+
+    async def finish(self, result: str) -> None:
+        """Record success and commit."""
+        ...
+
+
+class SessionOpener(Protocol):
+    """What `HeldSession.opener` is."""
+
+    async def check(self, database: Database, store: Store, settings: Settings) -> None:
+        """Look at a worker's start whether sessions can be had. Raises ConfigurationError."""
+        ...
+
+    def __call__(
+        self,
+        database: Database,
+        store: Store,
+        settings: Settings,
+        job: Claimed,
+        identity: Identity,
+        kind: type[HeldSession[Any]],
+    ) -> OpenedSession:
+        """Make one, that has not begun."""
+        ...
+
+
+Begun = TypeVar("Begun", bound=Opened)
+
+
+class Block(Generic[Begun]):
+    """The block of one transaction: it begins at the entry, is rolled back by an exception, and its connection goes back."""
+
+    __slots__ = ("_begin", "_hint", "_opened")
+
+    def __init__(self, begin: Callable[[], Awaitable[Begun]], hint: Callable[[Kind], None]) -> None:
+        self._begin = begin
+        self._hint = hint
+
+    async def __aenter__(self) -> Begun:
+        """Begin."""
+        self._opened = await self._begin()
+        return self._opened
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End; what was due after a commit is sent."""
+        opened = self._opened
+        try:
+            if error is not None:
+                await _roll_back(opened, error)
+        finally:
+            opened.face.detach()
+            await opened.release()
+        if error is None:
+            for hint in opened.face.hints:
+                self._hint(hint)
+
+
+async def _roll_back(opened: Opened, error: BaseException) -> None:
+    if isinstance(error, Exception) and await opened.left() and not isinstance(error, TransactionViolation):
+        violation = TransactionViolation(LEFT)
+        await opened.abort(violation)
+        raise violation from error
+    await opened.abort(error)
+
+
 class JobTransactions:
     """Opens the transactions of jobs."""
 
@@ -36,86 +135,61 @@ class JobTransactions:
         self._settings = settings
         self._send_hint = hint
 
-    @contextlib.asynccontextmanager
-    async def own(self, job: Claimed, seconds: float) -> AsyncIterator[OpenTransaction]:
+    def own(self, job: Claimed, seconds: float) -> Block[OpenTransaction]:
         """The transaction that a task runs in; the caller ends it with `finish`, an exception rolls it back.
 
         Raises NoFreeConnection before anything was begun.
         """
-        identity = Identity.of(job, self._settings.tenants)
-        async with self._begun(job, identity, seconds, self._settings.limits.transaction_wait) as opened:
-            yield opened
-        self._hint(opened)
+        return Block(partial(self._begin, job, seconds, self._settings.limits.transaction_wait), self._send_hint)
+
+    def in_session(self, job: Claimed, seconds: float, kind: type[HeldSession[Any]]) -> Block[OpenedSession]:
+        """As `own`, for a task that takes a session of that class."""
+        opener: SessionOpener = kind.opener
+
+        async def begin() -> OpenedSession:
+            identity = Identity.of(job, self._settings.tenants)
+            session = opener(self._database, self._store, self._settings, job, identity, kind)
+            await session.begin(seconds)
+            return session
+
+        return Block(begin, self._send_hint)
 
     @contextlib.asynccontextmanager
     async def short(self, job: Claimed, seconds: float) -> AsyncIterator[JobTransaction]:
         """A short transaction of a task that holds nothing; committed at the end of the block if the job is still ours."""
-        if isinstance(running_job.get(), JobTransaction):
+        if isinstance(running_job.get(), InTransaction):
             raise TransactionViolation(
                 "a transaction of this job is open already, and a second one could wait for its connection for ever: use "
                 "a savepoint (async with tx.connection.transaction()), or end the first"
             )
-        identity = Identity.of(job, self._settings.tenants)
-        async with self._begun(job, identity, seconds, None) as opened:
+        async with Block(partial(self._begin, job, seconds, None), self._send_hint) as opened:
             outer = running_job.set(opened.face)
             try:
                 yield opened.face
             finally:
                 running_job.reset(outer)
             await opened.confirm()
-        self._hint(opened)
 
-    def _hint(self, committed: OpenTransaction) -> None:
-        for kind in committed.face.hints:
-            self._send_hint(kind)
-
-    @contextlib.asynccontextmanager
-    async def _begun(
-        self, job: Claimed, identity: Identity, seconds: float, wait: float | None
-    ) -> AsyncIterator[OpenTransaction]:
-        async with contextlib.AsyncExitStack() as stack:
-            opened = await self._begin(stack, job, identity, seconds, wait)
-            try:
-                yield opened
-            except Exception as error:
-                if await opened.left() and not isinstance(error, TransactionViolation):
-                    violation = TransactionViolation(LEFT)
-                    await opened.abort(violation)
-                    raise violation from error
-                await opened.abort(error)
-                raise
-            except BaseException as error:
-                await opened.abort(error)
-                raise
-            finally:
-                opened.face.detach()
-
-    async def _begin(
-        self, stack: contextlib.AsyncExitStack, job: Claimed, identity: Identity, seconds: float, wait: float | None
-    ) -> OpenTransaction:
+    async def _begin(self, job: Claimed, seconds: float, wait: float | None) -> OpenTransaction:
         # A connection that died in the pool shows here, before user code has begun: every one may have died.
+        identity = Identity.of(job, self._settings.tenants)
         last: psycopg.Error | None = None
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + self._settings.pool.deadline
+        give_up = time.monotonic() + self._settings.pool.deadline
         for _ in range(self._settings.pool.size + 1):
-            if loop.time() > give_up:
+            if time.monotonic() > give_up:
                 break
-            async with contextlib.AsyncExitStack() as trial:
-                conn = await trial.enter_async_context(self._database.for_job(wait))
+            conn = await self._database.lend(wait)
+            try:
                 opened = OpenTransaction(self._store, self._database, self._settings, job, identity, conn)
-                try:
-                    await opened.begin(seconds)
-                except psycopg.Error as error:
-                    await conn.close()
-                    if (error.sqlstate or "")[:2] in MISCONFIGURED:
-                        raise
-                    if not self._database.lost(error):
-                        raise NoFreeConnection(f"the job's transaction could not be opened: {error}") from error
-                    last = error
-                except BaseException:
-                    await conn.close()
+                await opened.begin(seconds)
+            except BaseException as error:
+                await conn.close()
+                await self._database.take_back(conn)
+                if not isinstance(error, psycopg.Error) or (error.sqlstate or "")[:2] in MISCONFIGURED:
                     raise
-                else:
-                    await stack.enter_async_context(trial.pop_all())
-                    return opened
+                if not self._database.lost(error):
+                    raise NoFreeConnection(f"the job's transaction could not be opened: {error}") from error
+                last = error
+            else:
+                return opened
         raise NoFreeConnection(f"no connection to the database: {last}") from last

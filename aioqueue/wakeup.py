@@ -61,7 +61,7 @@ class Notifier:
         self._event = asyncio.Event()
 
     def hint(self, kind: Kind) -> None:
-        """Say that there may be work ('ready') or that jobs have ended ('done'); returns at once."""
+        """Say that there may be work ('ready'), that jobs have ended ('done'), come further ('progress'); returns at once."""
         self._pending.add(kind)
         self._event.set()
 
@@ -99,6 +99,10 @@ class Notifier:
         """
         watched = self._of_job.get(job_id)
         return watched is not None and not watched.transaction.ended
+
+    def all_uncommitted(self) -> list[UUID]:
+        """Return the jobs that were enqueued in transactions of this process that are still open; see `uncommitted`."""
+        return [job_id for job_id in self._of_job if self.uncommitted(job_id)]
 
     async def run(self) -> None:
         """Send hints and watch, for ever."""

@@ -6,6 +6,7 @@
     ├── Unparker     jobs that wait for a limit                   unpark.py
     ├── Maintenance  tick, promote, rescue, sweep                 maintenance/
     ├── Pruner       partitions of id time: made ahead, dropped   maintenance/prune.py
+    ├── Reporter     how far jobs are                             report.py
     ├── Guard        a thread: watches this loop                  guard.py
     ├── Claimer      free slots + wake-up or poll → claim         claim.py
     └── a job each   an asyncio task of its own                   run.py, transaction.py
@@ -38,11 +39,13 @@ from .lanes import Lanes
 from .listen import Kind
 from .maintenance.prune import Pruner
 from .maintenance.service import Maintenance
+from .middleware import Middleware
 from .outcome import Cancelled, Reason, Released
 from .patience import once_reached
 from .pending import encode
 from .record import Recorder
 from .renew import Heartbeat
+from .report import Reporter
 from .run import Runner
 from .settings import DEFAULT_QUEUE, Settings, WorkerSettings, parse_queues
 from .slots import Slots
@@ -93,6 +96,8 @@ class Worker:
         settings: Settings,
         *,
         worker: WorkerSettings,
+        middleware: Sequence[Middleware],
+        resources: object,
         grace: float,
         standalone: bool,
         started: asyncio.Event,
@@ -115,6 +120,10 @@ class Worker:
         """Set once the worker has its row and claims."""
 
         self._check: Callable[[], Awaitable[object]] = lambda: check_start(database, store, observers, settings.tenants)
+        sessions = next((t.definition.session for t in tasks.values() if t.definition.session is not None), None)
+        self._check_sessions: Callable[[], Awaitable[object]] | None = (
+            None if sessions is None else lambda: sessions.opener.check(database, store, settings)
+        )
         lanes = Lanes(queues)
         floors = Floors(lanes.all(), LOWEST_ID, suspects=lanes.suspects())
         slots = self._slots = Slots(worker.concurrency)
@@ -128,6 +137,7 @@ class Worker:
             ready=self._ready,
             ended=unparker.ended,
         )
+        reporter = self._reporter = Reporter(database, store, observers, reported=lambda: wake_ups.hint("progress"))
         runner = self._runner = slots.runner = Runner(
             tasks=tasks,
             transactions=JobTransactions(database, store, settings, hint=wake_ups.hint),
@@ -135,6 +145,9 @@ class Worker:
             limits=settings.limits,
             tenants=settings.tenants,
             concurrency=worker.concurrency,
+            middleware=middleware,
+            resources=resources,
+            reporter=reporter,
             observers=observers,
             freed=slots.freed,
             abandoned=self._job_abandoned,
@@ -147,18 +160,7 @@ class Worker:
             version=VERSION,
             queues=list(queues),
             concurrency=worker.concurrency,
-            tasks=[
-                {
-                    "name": name,
-                    "queue": task.definition.queue,
-                    "priority": task.definition.priority,
-                    "max_attempts": task.definition.retry.max_attempts,
-                    "require_tenant": settings.tenants.requires(task.definition.require_tenant),
-                    "max_running": task.definition.max_running,
-                    "max_running_per_key": task.definition.max_running_per_key,
-                }
-                for name, task in tasks.items()
-            ],
+            tasks=[task.definition.as_registered(settings.tenants) for task in tasks.values()],
             running=lambda: len(runner.runs),
             problems=self.problems,
             lost=self._lease_lost,
@@ -224,6 +226,11 @@ class Worker:
         """Jobs that run now."""
         return len(self._runner.runs)
 
+    @property
+    def slots(self) -> Slots:
+        """Where its jobs run, with what runs them and writes their outcomes."""
+        return self._slots
+
     def problems(self) -> list[str]:
         """Say what keeps the worker from its work now; empty when all is well."""
         found = []
@@ -260,8 +267,7 @@ class Worker:
         await once_reached(self._start, self._start_timeout, self._note_refusal)
         claims = [_keep(self._claimer.run, "claimer"), _keep(self._claimer.run_second, "second claim")]
         loops = [
-            *(_keep(self._recorder.run, "recorder") for _ in range(RECORDERS)),
-            _keep(self._unparker.run, "unparker"),
+            *self.start_writing(),
             _keep(self._maintenance.run, "maintenance"),
             _keep(self._pruner.run, "pruner"),
             _keep(self.heartbeat.run, "heartbeat"),
@@ -283,8 +289,18 @@ class Worker:
                     await self._end(loops, resign=written)
         self._observers.emit(WorkerStopped(self.heartbeat.worker))
 
+    def start_writing(self) -> list[asyncio.Task[None]]:
+        """Start the loops that write what becomes of jobs, and what follows from that."""
+        return [
+            *(_keep(self._recorder.run, "recorder") for _ in range(RECORDERS)),
+            _keep(self._unparker.run, "unparker"),
+            _keep(self._reporter.run, "reporter"),
+        ]
+
     async def _start(self) -> None:
         await self._check()
+        if self._check_sessions is not None:
+            await self._check_sessions()
         await self.heartbeat.register()
 
     def _note_refusal(self, error: str) -> None:
@@ -295,6 +311,7 @@ class Worker:
             loop.cancel()
         await asyncio.wait(loops)
         await self._guard.stop()
+        await self._reporter.clear(LAST_WORD)
         self.heartbeat.close()
         if resign:
             with contextlib.suppress(psycopg.Error):

@@ -19,7 +19,8 @@ class Proxy:
     before the server gets it and after it has answered.
     """
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int | str) -> None:
+        """`target`: a port of 127.0.0.1, or the path of a socket."""
         self.mode: Mode = "pass"
         self.target = target
         self.port = 0
@@ -82,7 +83,10 @@ class Proxy:
                 pass
             if self.mode == "swallow":
                 return
-            there, back = await asyncio.open_connection("127.0.0.1", self.target)
+            if isinstance(self.target, str):
+                there, back = await asyncio.open_unix_connection(self.target)
+            else:
+                there, back = await asyncio.open_connection("127.0.0.1", self.target)
             self._writers.add(back)
             answers = asyncio.Event()  # set: the next answer cuts
             try:

@@ -19,6 +19,7 @@ from aioqueue.events import Event, Observers
 from aioqueue.job import Claimed, NewJob, new_job_id
 from aioqueue.outcome import Outcome
 from aioqueue.run import Runner
+from aioqueue.session_factory import SessionFactory
 from aioqueue.settings import LeaseSettings, LimitSettings, PoolSettings, Settings, TenantSettings
 from aioqueue.store import Store
 from aioqueue.task import TaskRegistry
@@ -160,6 +161,7 @@ async def bench(
     limits: LimitSettings | None = None,
     lease: LeaseSettings | None = None,
     tenants: TenantSettings | None = None,
+    session: SessionFactory | None = None,
     concurrency: int = 10,
 ) -> AsyncIterator[Bench]:
     """A bench on the database of `dsn`; `engine` is another session on it, of the owner."""
@@ -169,6 +171,7 @@ async def bench(
         limits=limits or LimitSettings(),
         lease=lease or LeaseSettings(),
         tenants=tenants or TenantSettings(),
+        session=session,
     )
     database = Database(dsn, settings.pool)
     await database.open()

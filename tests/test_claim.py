@@ -13,7 +13,7 @@ from psycopg import AsyncConnection
 
 from aioqueue import JobTransaction, LimitSettings, PoolSettings, WorkerSettings, suspect
 from aioqueue.claim import Claimer
-from aioqueue.database import Database
+from aioqueue.database import AHEAD, Database
 from aioqueue.events import DatabaseLost, DatabaseRecovered, JobClaimed, JobRecorded, ListenerConnected, Observers
 from aioqueue.floor import Floors
 from aioqueue.job import SUSPECT, Claimed, Fence, lane
@@ -405,7 +405,7 @@ async def test_drain_does_not_end_before_the_suspects_are_run(make_app: MakeApp,
 # -- connections -----------------------------------------------------------------------------------------------------------
 
 
-async def test_while_jobs_wait_for_connections_no_more_are_claimed_than_are_free(
+async def test_jobs_that_would_wait_for_a_connection_for_long_are_not_claimed(
     make_app: MakeApp, seen: Seen, boss: Session
 ) -> None:
     app = make_app(pool=PoolSettings(size=4), limits=LimitSettings(transaction_wait=60))
@@ -418,8 +418,8 @@ async def test_while_jobs_wait_for_connections_no_more_are_claimed_than_are_free
     async with app, app.worker(concurrency=100):
         await own.enqueue_many([()] * 6)
         await seen.wait(JobClaimed, 6)
-        # Four of them wait for a connection now, and none is free.
-        while app.database.waiting < 4:
+        # Four of them wait for a connection now, and none is free, nor comes back in the time that others may wait.
+        while app.database.waiting < 4 or app.database.bounded(100):
             await boss.value("SELECT 1")
         more = await own.enqueue_many([()] * 20)
         assert app.database.free_for_jobs == 0
@@ -429,4 +429,22 @@ async def test_while_jobs_wait_for_connections_no_more_are_claimed_than_are_free
         goes_on.set()
         for job in more:
             await job.result(60)
+    assert await boss.rows("SELECT DISTINCT attempt, spared FROM aioqueue.outcome") == [(1, 0)]
+
+
+async def test_of_short_transactions_a_few_for_each_connection_are_claimed_at_once(
+    make_app: MakeApp, seen: Seen, boss: Session
+) -> None:
+    app = make_app(pool=PoolSettings(size=4))
+    under_way: list[int] = []
+
+    @app.task(name="own")
+    async def own(tx: JobTransaction) -> None:
+        under_way.append(app.database.waiting)
+
+    async with app:
+        await own.enqueue_many([()] * 300)
+        await app.worker(concurrency=100, drain=True).run()
+    assert len(under_way) == 300
+    assert max(under_way) <= 2 * AHEAD
     assert await boss.rows("SELECT DISTINCT attempt, spared FROM aioqueue.outcome") == [(1, 0)]

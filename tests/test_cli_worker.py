@@ -1,6 +1,7 @@
 """`python -m aioqueue worker` as a real process: draining, signals, stuck jobs, exit codes."""
 
 import asyncio
+import json
 import os
 import re
 import shlex
@@ -21,7 +22,7 @@ from tests.postgres import Database
 from tests.sql.engine import Session
 
 TASKS = """
-import asyncio, os, time
+import asyncio, logging, os, time, warnings
 from pathlib import Path
 from aioqueue import AioQueue, JobContext, LimitSettings
 
@@ -54,6 +55,14 @@ def thread() -> None:
 async def own_thread() -> None:
     "A thread of the task's own, left behind."
     asyncio.get_running_loop().run_in_executor(None, time.sleep, 100_000)
+
+@app.task(name="logs")
+def logs() -> None:
+    "Logs what is hard to write, as libraries do, from a thread; then fails."
+    logging.getLogger("library").warning("two\\nlines, a NUL \\0 and half a pair \\ud800")
+    logging.getLogger("library").warning("%d", "wrongly")
+    warnings.warn("old")
+    raise ValueError("a\\0b\\nc")
 
 @app.task(name="blocks")
 async def blocks() -> None:
@@ -243,6 +252,49 @@ def test_nor_does_one_that_a_task_has_left_behind(start: Start, run: Run) -> Non
     code, said = start("--drain").end()
     assert (code, "exiting without waiting" in said) == (1, True)
     assert facts(run, job_id)[0] == "succeeded"
+
+
+def test_json_lines_whatever_is_logged_each_with_its_job(start: Start, run: Run) -> None:
+    job = enqueue(run, "logs", tenant="a", queue="q", max_attempts=1)
+    worker = start("--drain", "-q", "q", "--log-format", "json", "--log-level", "debug")
+    code, said = worker.end()
+    assert code == 0
+    lines = [json.loads(line) for line in said.splitlines()]
+    facts = {"job_id": str(job), "task": "logs", "tenant": "a", "attempt": 1, "queue": "q"}
+    of_job = [line for line in lines if line.get("job_id") == str(job)]
+    assert all(line[name] == value for line in of_job for name, value in facts.items())
+    assert len({line["worker"] for line in of_job}) == 1
+    events = [line["event"] for line in of_job if "event" in line]
+    assert events == ["JobClaimed", "JobRecorded"]
+    messages = [line["message"] for line in of_job if line["logger"] == "library"]
+    assert messages == ["two\nlines, a NUL \\x00 and half a pair \\ud800", "'%d' ('wrongly',)"]
+    assert [line["level"] for line in of_job if line["logger"] == "py.warnings"] == ["WARNING"]
+    (recorded,) = [line for line in of_job if line.get("event") == "JobRecorded"]
+    assert recorded["state"] == "dead" and recorded["error"].startswith("ValueError: a")
+
+
+RESOURCES = """
+import contextlib, os
+from aioqueue import AioQueue
+
+@contextlib.asynccontextmanager
+async def resources(app):
+    raise ConnectionError("no such host")
+    yield
+
+app = AioQueue(schema=os.environ["AIOQUEUE_SCHEMA"], resources=resources)
+"""
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+def test_resources_that_cannot_be_opened(start: Start, directory: Path, form: str) -> None:
+    (directory / "broken.py").write_text(RESOURCES)
+    code, said = start("--log-format", form, app="broken:app").end()
+    assert code == 1
+    text = said.splitlines()[-1] if form == "console" else json.loads(said.splitlines()[-1])["message"]
+    assert text.removeprefix("error: ") == (
+        "the worker's resources could not be opened: ConnectionError: no such host (-v shows where)"
+    )
 
 
 def test_a_missing_schema(start: Start, fresh_database: Callable[[], Database], schema: str) -> None:

@@ -227,6 +227,65 @@ async def test_a_job_that_waits_gets_the_connection_that_comes_back(pool: Databa
     assert pool.free_for_jobs == pool.settings.size - RESERVED
 
 
+async def test_a_connection_that_comes_back_goes_to_the_next_job_without_the_pool(pool: Database) -> None:
+    used: list[object] = []
+
+    async def job() -> None:
+        async with pool.for_job(None) as conn:
+            await conn.execute("SELECT 1")
+            used.append(conn)
+
+    async with AsyncExitStack() as stack:
+        held = [await stack.enter_async_context(pool.for_job(1)) for _ in range(pool.free_for_jobs)]
+        tasks = [asyncio.create_task(job()) for _ in range(4)]
+        await asyncio.sleep(0)
+    # One is cancelled at the moment when it has got its turn: what it got goes on to the others.
+    tasks[0].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert tasks[0].cancelled() and len(used) == 3
+    assert set(used) <= set(held)
+    assert (pool.waiting, pool.free_for_jobs) == (0, pool.settings.size - RESERVED)
+    async with AsyncExitStack() as stack:  # and none is lost
+        for _ in range(pool.free_for_jobs):
+            await stack.enter_async_context(pool.for_job(1))
+        for _ in range(RESERVED):
+            await stack.enter_async_context(pool.runtime(10))
+
+
+async def test_a_connection_left_for_a_job_that_is_cancelled_goes_back_to_the_pool(pool: Database) -> None:
+    async def job() -> None:
+        async with pool.for_job(None):
+            raise AssertionError
+
+    async with AsyncExitStack() as stack:
+        for _ in range(pool.free_for_jobs):
+            await stack.enter_async_context(pool.for_job(1))
+        task = asyncio.create_task(job())
+        await asyncio.sleep(0)
+        assert pool.waiting == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with AsyncExitStack() as stack:
+        for _ in range(pool.free_for_jobs):
+            await stack.enter_async_context(pool.for_job(1))
+
+
+async def test_what_a_job_has_left_open_or_closed_goes_to_no_other_job(pool: Database) -> None:
+    async def job() -> None:
+        async with pool.for_job(None) as conn:
+            assert (await (await conn.execute("SELECT 1")).fetchone()) == (1,)
+
+    async with AsyncExitStack() as stack:
+        for number in range(pool.free_for_jobs):
+            conn = await stack.enter_async_context(pool.for_job(1))
+            await (conn.execute("BEGIN") if number else conn.close())
+        tasks = [asyncio.create_task(job()) for _ in range(4)]
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    assert pool.free_for_jobs == pool.settings.size - RESERVED
+
+
 async def test_callers_leave_the_last_two_connections_to_the_runtime(pool: Database) -> None:
     async with AsyncExitStack() as stack:
         held = [await stack.enter_async_context(pool.for_caller(10)) for _ in range(pool.settings.size - RESERVED)]

@@ -1,15 +1,21 @@
 """Events and observers: each observer sees each event, and a broken one harms nobody."""
 
+import asyncio
 import dataclasses
 import inspect
 import logging
+from typing import Any
 
 import pytest
 
-from aioqueue import events
-from aioqueue.events import Event, JobsPromoted, Observers
+from aioqueue import ConfigurationError, events
+from aioqueue.events import Event, JobsPromoted, Observers, OfJob
 
-KINDS = [value for value in vars(events).values() if inspect.isclass(value) and issubclass(value, Event) and value is not Event]
+KINDS = [
+    value
+    for value in vars(events).values()
+    if inspect.isclass(value) and issubclass(value, Event) and value not in (Event, OfJob)
+]
 
 
 def test_every_observer_sees_every_event_in_order() -> None:
@@ -34,6 +40,46 @@ def test_an_observer_that_raises_is_logged_and_the_others_see_the_event(caplog: 
     assert seen == [JobsPromoted(1)]
     (record,) = caplog.records
     assert "JobsPromoted" in record.getMessage() and record.exc_info is not None
+
+
+def test_an_observer_that_fails_with_every_event_is_logged_a_few_times_only(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_event: Event) -> None:
+        raise ValueError("broken")
+
+    observers = Observers([broken])
+    with caplog.at_level(logging.ERROR, "aioqueue"):
+        for _ in range(250):
+            observers.emit(JobsPromoted(1))
+    assert len(caplog.records) == 3
+    assert [record.exc_info is not None for record in caplog.records] == [True, False, False]
+    assert "has failed 100 times" in caplog.records[2].getMessage()
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), GeneratorExit()], ids=repr)
+def test_whatever_an_observer_raises_goes_no_further(error: BaseException) -> None:
+    def broken(_event: Event) -> None:
+        raise error
+
+    Observers([broken]).emit(JobsPromoted(1))
+
+
+def test_an_interrupt_is_not_the_observers() -> None:
+    def interrupted(_event: Event) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Observers([interrupted]).emit(JobsPromoted(1))
+
+
+def test_what_cannot_be_an_observer_is_refused() -> None:
+    async def awaited(_event: Event) -> None: ...
+
+    wrong: Any
+    for wrong in (awaited, 7):
+        with pytest.raises(ConfigurationError, match="observers: "):
+            Observers([wrong])
+        with pytest.raises(ConfigurationError, match="observers: "):
+            Observers().add(wrong)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -36,7 +36,7 @@ def handler() -> Iterator[Records]:
 
 
 def facts(record: logging.LogRecord) -> tuple[object, ...]:
-    return tuple(getattr(record, name) for name in ("job_id", "task", "attempt", "tenant", "job"))
+    return tuple(getattr(record, name) for name in ("job_id", "task", "attempt", "tenant", "queue", "worker", "job"))
 
 
 async def test_every_record_of_a_job_carries_it(at: Bench, handler: Records) -> None:
@@ -65,10 +65,10 @@ async def test_every_record_of_a_job_carries_it(at: Bench, handler: Records) -> 
         for record in handler.records:
             tenant = "b" if record.getMessage() == "nested" else "a"
             text = f" [{job.task} {job.job_id}, attempt 1, tenant {tenant}]"
-            assert facts(record) == (str(job.job_id), job.task, 1, tenant, text), record.getMessage()
+            assert facts(record) == (str(job.job_id), job.task, 1, tenant, "default", job.worker, text), record.getMessage()
         handler.records.clear()
     logger.warning("outside")
-    assert facts(handler.records[0]) == (None, None, None, None, "")
+    assert facts(handler.records[0]) == (*(None,) * 6, "")
 
 
 async def test_a_job_of_no_tenant_says_so(at: Bench, handler: Records) -> None:
@@ -79,7 +79,7 @@ async def test_a_job_of_no_tenant_says_so(at: Bench, handler: Records) -> None:
     assert await at.run("work") is None
     (record,) = handler.records
     assert facts(record)[3] is None
-    assert facts(record)[4] == f" [work {facts(record)[0]}, attempt 1]"
+    assert facts(record)[6] == f" [work {facts(record)[0]}, attempt 1]"
 
 
 async def test_what_user_code_gives_a_record_itself_stays(at: Bench, handler: Records) -> None:

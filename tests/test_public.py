@@ -6,10 +6,11 @@ import sys
 import aioqueue
 
 PUBLIC = """
-    AioQueue AioQueueError AppNotOpen BoundTask Cancel ConfigurationError DuplicateJob EmbeddedError EnqueueError
+    AioQueue AioQueueError AppNotOpen BoundTask CallNext Cancel ConfigurationError DuplicateJob EmbeddedError EnqueueError
     InvalidOption InvalidPayload InvalidResult Job JobCancelled JobContext JobError JobFacts JobFailed JobLogFilter
-    JobNotFound JobState JobStatus JobTransaction LeaseLost LeaseSettings LimitSettings NotCommitted PoolSettings ResultError
-    ResultInvalid ResultTimeout RetentionSettings Retry RetryIn RunningWorker SchemaError Settings Snooze Task
+    JobNotFound JobState JobStatus JobTransaction LeaseLost LeaseSettings LimitSettings Middleware NotCommitted
+    PoolSettings ResourcesFailed ResultError
+    ResultInvalid ResultTimeout RetentionSettings Retry RetryIn RetryRefused RunningWorker SchemaError Settings Snooze Task
     TaskDefinitionError TenantRequired TenantSettings TenantStatus TimeLimitExceeded TransactionAborted TransactionViolation
     UnknownTask UnsafeDatabase WorkerSettings __version__ current_job
 """.split()

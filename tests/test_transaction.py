@@ -12,7 +12,8 @@ from typing import Any, LiteralString
 
 import psycopg
 import pytest
-from psycopg import AsyncConnection, AsyncTransaction, sql
+from psycopg import AsyncTransaction, sql
+from psycopg.pq.abc import PGresult
 from psycopg.rows import dict_row
 from psycopg.types.string import StrDumper
 
@@ -22,6 +23,7 @@ from aioqueue.events import JobLost
 from aioqueue.outcome import Failed, Reason, Released, Snoozed
 from aioqueue.pooler import sever
 from aioqueue.settings import LeaseSettings
+from aioqueue.trip import Trip
 from tests.kit import Bench, bench, passed, session, until
 from tests.shop import add_probe, assert_clean, notes, write
 from tests.sql.engine import Session, changed
@@ -539,18 +541,20 @@ async def test_prepared_statements_live_on_from_job_to_job(at: Bench) -> None:
 
 
 async def test_statements_that_a_job_deallocates_unseen_are_prepared_anew(at: Bench) -> None:
-    """psycopg believes that they are there; the next job's beginning would fail."""
-    pids: list[int] = []
+    """psycopg believes that they are there; this job's end or the next one's beginning would fail."""
 
-    async def work(tx: JobTransaction, deallocate: bool) -> None:
-        pids.append(tx.connection.info.backend_pid)
-        if deallocate:
-            await tx.execute("DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$")
+    async def work(tx: JobTransaction, most: int) -> None:
+        await tx.fetch_value("SELECT 1")
+        await tx.execute(
+            "DO $$ DECLARE one text; BEGIN FOR one IN SELECT name FROM pg_prepared_statements WHERE NOT from_sql"
+            " ORDER BY prepare_time LIMIT current_setting('own.most')::int LOOP EXECUTE 'DEALLOCATE ' || one; END LOOP; END $$"
+            if (await tx.fetch_value("SELECT set_config('own.most', %s, true)", [str(most)])) != "0"
+            else "SELECT 1"
+        )
 
     at.tasks.task(name="work")(work)
-    for deallocate in ("false", "true", "false"):
-        assert await at.run("work", f'{{"deallocate": {deallocate}}}') is None, at.outcomes
-    assert len(set(pids)) == 1
+    for most in (0, 0, 100, 0, 0, 1, 0, 0):
+        assert await at.run("work", f'{{"most": {most}}}') is None, at.outcomes
 
 
 async def test_the_connection_is_out_of_reach_once_the_transaction_has_ended(at: Bench) -> None:
@@ -872,25 +876,27 @@ async def test_a_commit_whose_answer_is_lost_is_read_back_as_success(
     at: Bench, shop: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server has committed; then the connection dies before the answer is read."""
-    scrub = at.store.scrub
+    run = Trip.run
 
-    async def lose_the_answer(conn: AsyncConnection[Any]) -> Any:
-        cursor = await scrub(conn)
-        if shot:
+    async def lose_the_answer(trip: Trip, seconds: float) -> list[PGresult]:
+        conn = trip._conn
+        if shot and (b"COMMIT", [], False) in trip._calls:
             shot.pop()
             # Everything is sent; it is committed while nobody reads the answer, and then the socket is gone.
+            conn.pgconn.enter_pipeline_mode()
+            trip._send_all(conn.pgconn, [])
             conn.pgconn.pipeline_sync()
             conn.pgconn.flush()
             await until(shop, "SELECT EXISTS (SELECT FROM shop.note)")
             sever(conn)
-        return cursor
+        return await run(trip, seconds)
 
     async def work(tx: JobTransaction) -> None:
         await write(tx, "one")
 
     at.tasks.task(name="work")(work)
     shot = [1]
-    monkeypatch.setattr(at.store, "scrub", lose_the_answer)
+    monkeypatch.setattr(Trip, "run", lose_the_answer)
     assert await at.run("work", tenant="a") is None
     assert not shot
     (job,) = at.settled_jobs

@@ -60,11 +60,11 @@ async def test_a_worker_says_what_it_serves_and_when_it_stops(make_app: MakeApp,
 
 async def test_a_job_is_claimed_run_and_recorded_with_one_event_each(make_app: MakeApp, seen: Seen) -> None:
     app = make_app()
-    async with app, app.worker():
+    async with app, app.worker() as worker:
         job = await app.get("add").options(tenant="t").enqueue(1)
         assert await job.result(30) == 2
         recorded = await seen.wait(JobRecorded)
-    assert seen.all(JobClaimed) == [JobClaimed(job.id, "add", "t", 1)]
+    assert seen.all(JobClaimed) == [JobClaimed(job.id, "add", "t", 1, "default", worker.id)]
     assert (recorded.job_id, recorded.tenant, recorded.attempt, recorded.state, recorded.error) == (
         job.id,
         "t",

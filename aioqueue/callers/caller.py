@@ -51,6 +51,11 @@ class Statements:
             " FROM aioqueue.cancel_job(CAST(CAST(%s AS text) AS uuid), CAST(%s AS text)) AS c (state)"
         )
         """id, tenant or NULL → state after it, a space, and the XID if there is one; NULL: unknown to the tenant"""
+        self.retry_job = made(
+            "SELECT r.id::text || ' ' || coalesce(pg_catalog.pg_current_xact_id_if_assigned()::text, '')"
+            " FROM aioqueue.retry_job(CAST(CAST(%s AS text) AS uuid), CAST(%s AS text)) AS r (id)"
+        )
+        """id, tenant or NULL → id of the new job, a space, and the XID; NULL: unknown to the tenant"""
         self.known_tasks = made("SELECT pg_catalog.to_json(ARRAY(SELECT aioqueue.known_tasks()))::text")
         """→ JSON array of the names"""
         self.notify = made("SELECT aioqueue.notify(CAST(%s AS text))::text")

@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from .failure import Common, Misuse
+from .logs import Format, log_format, set_up_logs
 from .options import common_options, option
 
 logger = logging.getLogger("aioqueue.dev")
@@ -34,8 +35,9 @@ GRACE = 2
     "--watch", multiple=True, metavar="PATH", type=click.Path(exists=True, path_type=Path),
     help="Watch this directory or file for changes; several (the current directory).",
 )  # fmt: skip
+@log_format
 @click.pass_context
-def dev(ctx: click.Context, queue: tuple[str, ...], watch: tuple[Path, ...]) -> None:
+def dev(ctx: click.Context, queue: tuple[str, ...], watch: tuple[Path, ...], log_format: Format) -> None:
     """Run a worker of the app that -A names, and start it anew whenever a Python file changes.
 
     The schema is brought up to date first; without a DSN the database is an embedded PostgreSQL. Ctrl-C ends both. Needs the
@@ -48,9 +50,21 @@ def dev(ctx: click.Context, queue: tuple[str, ...], watch: tuple[Path, ...]) -> 
         watchfiles = importlib.import_module("watchfiles")
     except ImportError:
         raise Misuse("dev needs watchfiles: install aioqueue-pg[reload], or run 'worker'") from None
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(message)s")
+    set_up_logs(logging.INFO, log_format)
     logging.getLogger("watchfiles").setLevel(logging.WARNING)
-    command = [sys.executable, "-m", "aioqueue", "worker", "-A", common.app, "--migrate", "--grace", str(GRACE)]
+    command = [
+        sys.executable,
+        "-m",
+        "aioqueue",
+        "worker",
+        "-A",
+        common.app,
+        "--migrate",
+        "--grace",
+        str(GRACE),
+        "--log-format",
+        log_format,
+    ]
     for name in ("dsn", "schema"):
         if name in common.given:
             command += [f"--{name}", str(getattr(common, name))]

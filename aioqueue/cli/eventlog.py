@@ -46,7 +46,7 @@ GAVE_UP = (
 
 
 class EventLog:
-    """An observer that logs."""
+    """An observer that logs; each record has the event as its attribute `event`."""
 
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
@@ -60,24 +60,28 @@ class EventLog:
         """Log one event."""
         if isinstance(event, JobRecorded) and event.reason == Reason.NO_CONNECTION:
             self._waiting += 1
-        else:
-            self._log(*describe(event))
+        elif self._logger.isEnabledFor(logging.DEBUG) or not _is_quiet(event):  # of most jobs there is nothing to write
+            self._log(*describe(event), event)
         self._tell_waiting(at_once=isinstance(event, WorkerStopped))
         if isinstance(event, JobAbandoned) and not self._gave_up:
             self._gave_up = True
-            self._log(logging.WARNING, GAVE_UP)
+            self._log(logging.WARNING, GAVE_UP, event)
 
     def _tell_waiting(self, *, at_once: bool) -> None:
         now = self._clock()
         if self._waiting and (at_once or self._told is None or now - self._told >= TOLD_EVERY):
             jobs = "1 job" if self._waiting == 1 else f"{self._waiting} jobs"
             text = f"handed back {jobs}: no connection was free for a transaction; raise PoolSettings(size=), or lower -c"
-            self._log(logging.INFO, text)
+            self._log(logging.INFO, text, None)
             self._waiting, self._told = 0, now
 
-    def _log(self, level: int, text: str) -> None:
+    def _log(self, level: int, text: str, event: Event | None) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", one_line(text, LINE))
+            self._logger.log(level, "%s", one_line(text, LINE), extra={"event": event})
+
+
+def _is_quiet(event: Event) -> bool:
+    return isinstance(event, JobClaimed) or (isinstance(event, JobRecorded) and event.state == "succeeded")
 
 
 def _job(event: JobClaimed | JobRecorded) -> str:

@@ -18,6 +18,7 @@ from aioqueue.errors import (
     ConfigurationError,
     InvalidOption,
     InvalidPayload,
+    ResourcesFailed,
     SchemaError,
     TaskDefinitionError,
     TenantRequired,
@@ -87,6 +88,8 @@ def explain(error: BaseException) -> Failure:
         return Unhealthy(str(error))
     if isinstance(error, TenantRequired):
         return Misuse(f"task {error.task!r} runs for a tenant only: give --tenant")
+    if isinstance(error, ResourcesFailed):
+        return Failure(f"{text} (-v shows where)")
     if isinstance(error, AioQueueError):
         return Misuse(text) if isinstance(error, WRONGLY_CALLED) else Failure(text)
     if isinstance(error, psycopg.errors.InsufficientPrivilege) and error.diag.source_function in POLICY_CHECKS:

@@ -16,7 +16,8 @@ import click
 import psycopg
 from psycopg import AsyncConnection
 
-from aioqueue.errors import JobNotFound
+from aioqueue.app import AioQueue
+from aioqueue.errors import JobNotFound, RetryRefused
 from aioqueue.job import JobState
 from aioqueue.store import Store
 
@@ -250,17 +251,15 @@ def retry(ctx: click.Context, job_ids: tuple[UUID, ...], tenant: str | None) -> 
     async def run() -> bool:
         failed = False
         async with connected(ctx.ensure_object(Common)) as (conn, store):
+            app = AioQueue(schema=store.schema)  # it need not be open to act on a connection
             for job_id in job_ids:
                 try:
-                    new = await store.retry_job(conn, job_id, tenant=tenant)
-                    if new is None:
-                        raise JobNotFound(job_id)
-                except (JobNotFound, psycopg.errors.ObjectNotInPrerequisiteState) as error:
+                    new = await app.job(job_id, tenant=tenant).retry(on=conn)
+                except (JobNotFound, RetryRefused) as error:
                     failed = True
-                    text = str(error).partition("\n")[0]
-                    Failure(text if isinstance(error, JobNotFound) else f"{text}; only such jobs can be run again").show()
+                    Failure(str(error)).show()
                 else:
-                    click.echo(str(new))
+                    click.echo(str(new.id))
             with contextlib.suppress(psycopg.Error):
                 await store.notify(conn, "ready")
         return failed

@@ -22,11 +22,11 @@ from click.core import ParameterSource
 from aioqueue import migrate as migrations
 from aioqueue.app import AioQueue
 from aioqueue.health import HealthServer
-from aioqueue.job_log import JobLogFilter
 from aioqueue.patience import once_reached
 
 from .eventlog import EventLog
 from .failure import FAILED, Common, Misuse, explain
+from .logs import Format, log_format, set_up_logs
 from .options import common_options, given_dsn, make_app, option
 from .stopping import Stops, find_stuck, leave
 
@@ -64,6 +64,7 @@ class Wanted:
 @option("--health", type=click.IntRange(0, 65535), metavar="PORT", help="Answer /livez and /readyz there, on 127.0.0.1.")
 @option("--uvloop/--no-uvloop", default=True, help="Run on uvloop where it is installed (the default).")
 @option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True, help="What to log.")
+@log_format
 @click.pass_context
 def worker(
     ctx: click.Context,
@@ -77,6 +78,7 @@ def worker(
     health: int | None,
     uvloop: bool,
     log_level: str,
+    log_format: Format,
 ) -> None:
     """Run jobs of the app that -A names.
 
@@ -96,9 +98,7 @@ def worker(
     if ctx.get_parameter_source("listen_dsn") is ParameterSource.COMMANDLINE and app.listen_dsn not in (None, listen_dsn):
         raise Misuse(f"{common.app} has a listen_dsn of its own: leave --listen-dsn out, or write AioQueue() there without one")
     # After the import of the app: logging that it has set up itself stays as it is.
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)-7s %(message)s%(job)s")
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(JobLogFilter())
+    set_up_logs(level, log_format)
     logging.getLogger("aioqueue").setLevel(level)
     app.observers.add(EventLog(logger))
     names = tuple(name for text in queue for name in text.split(",") if name)
@@ -106,8 +106,16 @@ def worker(
         queues=names or None, concurrency=concurrency, drain=drain or None, grace=grace, migrate=migrate,
         health=health,
     )  # fmt: skip
-    with asyncio.Runner(loop_factory=_loop_factory() if uvloop else None) as runner:
-        ctx.exit(_run(runner.get_loop(), _work(app, given_dsn(common, app), wanted, verbose=common.verbose)))
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory() if uvloop else None) as runner:
+            code = _run(runner.get_loop(), _work(app, given_dsn(common, app), wanted, verbose=common.verbose))
+    except Exception as error:
+        if log_format == "console":
+            raise
+        failure = explain(error)
+        logger.error("%s", failure.message, exc_info=error if common.verbose else None)
+        code = failure.exit_code
+    ctx.exit(code)
 
 
 def _run(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, int]) -> int:

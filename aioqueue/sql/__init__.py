@@ -72,7 +72,8 @@ def _files(folder: str) -> dict[str, str]:
 @cache
 def tables() -> frozenset[str]:
     """Return the names of the tables that the migrations make; the schema may hold other people's too."""
-    made = {name for m in migrations() for name in re.findall(r"^CREATE TABLE aioqueue\.(\w+)", m.text, re.MULTILINE)}
+    begin = re.compile(r"^CREATE (?:UNLOGGED )?TABLE aioqueue\.(\w+)", re.MULTILINE)
+    made = {name for m in migrations() for name in begin.findall(m.text)}
     return frozenset({*made, "schema_version"})
 
 

@@ -1,6 +1,6 @@
 """A flow: the session's database with the tables that tasks write to, and worker processes that do not outlive the test."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,9 @@ from psycopg import AsyncConnection
 
 from aioqueue import migrate
 from aioqueue.store import Store
+from benchmarks.proxy import Proxy
 from tests.flow.processes import TABLES, Flow
+from tests.kit import session
 from tests.postgres import Database, Server
 from tests.sql.engine import Session
 
@@ -24,6 +26,24 @@ async def flow(database: Database, schema: str, tmp_path: Path) -> AsyncIterator
         flow.kill_all()
         await conn.execute("DROP SCHEMA flow CASCADE")
         await conn.close()
+
+
+@pytest.fixture
+def proxy(flow: Flow, database: Database) -> Iterator[Proxy]:
+    """A proxy between the flow's processes and their database; what tasks note goes past it."""
+    address = database.server.cluster.address()
+    assert address is not None
+    with Proxy(f"{address.socket_dir}/.s.PGSQL.{address.port}") as running:
+        flow.evidence = flow.dsn
+        flow.dsn = f"postgresql://aioqueue_worker@127.0.0.1:{running.port}/{database.name}?connect_timeout=2"
+        yield running
+
+
+@pytest.fixture
+async def superuser(database: Database, schema: str) -> AsyncIterator[Session]:
+    """A session of the superuser, who sees what others' sessions do."""
+    async with session(database.dsn("superuser"), schema) as made:
+        yield made
 
 
 @pytest.fixture

@@ -53,11 +53,11 @@ class Process:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    async def logged(self, text: str) -> None:
-        """Wait until it has written this."""
+    async def logged(self, text: str, times: int = 1) -> None:
+        """Wait until it has written this so often."""
         async with asyncio.timeout(PATIENCE):
-            while text not in self.log:
-                assert self.process.poll() is None or text in self.log, f"the worker ended:\n{self.log}"
+            while self.log.count(text) < times:
+                assert self.process.poll() is None or self.log.count(text) >= times, f"the process ended:\n{self.log}"
                 await asyncio.sleep(0.02)
 
     async def ended(self) -> int:
@@ -76,22 +76,31 @@ class Flow:
     dsn: str
     schema: str
     directory: Path
+    evidence: str | None = None
+    """Where tasks note what they do, when it is not `dsn`, which a test may break."""
     processes: list[Process] = field(default_factory=list)
 
-    async def start(self, *arguments: str, lease: float | None = 1.5, poll: float | None = None, ready: bool = True) -> Process:
-        """Start a worker process and wait until it has its row."""
-        path = self.directory / f"worker-{len(self.processes)}.log"
+    def run(self, *arguments: str, dsn: str | None = None, **settings: float | None) -> Process:
+        """Start a process of Python with these arguments, on `dsn` (the flow's), with settings of tests/flow/tasks.py."""
+        path = self.directory / f"process-{len(self.processes)}.log"
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "AIOQUEUE_", "FLOW_"))}
-        environ |= {"AIOQUEUE_DSN": self.dsn, "AIOQUEUE_SCHEMA": self.schema, "PYTHONUNBUFFERED": "1"}
-        if lease is not None:
-            environ["FLOW_LEASE"] = str(lease)
-        if poll is not None:
-            environ["FLOW_POLL"] = str(poll)
-        command = [sys.executable, "-m", "aioqueue", "worker", "-A", "tests.flow.tasks:app", "--grace", "60", *arguments]
+        environ |= {"AIOQUEUE_DSN": dsn or self.dsn, "AIOQUEUE_SCHEMA": self.schema, "PYTHONUNBUFFERED": "1"}
+        environ |= {f"FLOW_{name.upper()}": str(value) for name, value in settings.items() if value is not None}
+        if self.evidence is not None:
+            environ["FLOW_EVIDENCE"] = self.evidence
         with path.open("wb") as log:
-            started = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: ASYNC220
-        process = Process(started, path)
-        self.processes.append(process)
+            started = subprocess.Popen(
+                [sys.executable, *arguments], cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self.processes.append(Process(started, path))
+        return self.processes[-1]
+
+    async def start(
+        self, *arguments: str, lease: float | None = 1.5, dsn: str | None = None, ready: bool = True, **settings: float | None
+    ) -> Process:
+        """Start a worker process and wait until it has its row."""
+        command = ("-m", "aioqueue", "worker", "-A", "tests.flow.tasks:app", "--grace", "60", *arguments)
+        process = self.run(*command, dsn=dsn, lease=lease, **settings)
         if ready:
             await self.until("EXISTS (SELECT FROM aioqueue.worker WHERE pid = %s AND NOT dead)", process.pid, alive=process)
         return process
@@ -102,7 +111,7 @@ class Flow:
             if process.process.poll() is None:
                 process.process.send_signal(signal.SIGCONT)
                 process.kill()
-            print(f"--- worker {process.pid}, exit code {process.process.returncode}\n{process.log[-4000:]}")
+            print(f"--- process {process.pid}, exit code {process.process.returncode}\n{process.log[-4000:]}")
 
     async def value(self, expression: str, *params: object) -> Any:
         """The value of an expression that says `aioqueue.`."""
@@ -123,7 +132,7 @@ class Flow:
 
     async def command(self, *arguments: str) -> str:
         """Run another command of aioqueue's; what it prints."""
-        environ = {**os.environ, "AIOQUEUE_DSN": self.dsn, "AIOQUEUE_SCHEMA": self.schema}
+        environ = {**os.environ, "AIOQUEUE_DSN": self.evidence or self.dsn, "AIOQUEUE_SCHEMA": self.schema}
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-m", "aioqueue", *arguments], cwd=ROOT, env=environ, stdout=subprocess.PIPE
         )

@@ -1,7 +1,8 @@
 """The app whose worker processes the tests of this folder start and kill: `-A tests.flow.tasks:app`.
 
 Every task writes what it does into table flow.note, on a connection of its own that no outage of the queue's touches, and a
-task that is to be caught in the middle waits for the row in flow.gate that lets it go on.
+task that is to be caught in the middle waits for the row in flow.gate that lets it go on. The settings that a test chooses
+come by FLOW_… in the environment.
 """
 
 import asyncio
@@ -12,8 +13,8 @@ from collections.abc import Callable
 
 import psycopg
 
-from aioqueue import AioQueue, JobContext, JobTransaction, Retry
-from aioqueue.settings import LeaseSettings, LimitSettings, WorkerSettings
+from aioqueue import AioQueue, JobContext, JobTransaction, Retry, listen
+from aioqueue.settings import LeaseSettings, LimitSettings, PoolSettings, WorkerSettings
 
 
 class Unprintable(Exception):
@@ -31,18 +32,26 @@ ERRORS: dict[str, Callable[[str], BaseException]] = {
     "Unprintable": Unprintable,
     "wide": lambda text: BaseExceptionGroup(text, [ValueError(text, n) for n in range(1000)]),
 }
-LEASE = "FLOW_LEASE"
-POLL = "FLOW_POLL"
+EVIDENCE = "FLOW_EVIDENCE"
+"""The environment variable of the DSN for flow.note, where it is not the queue's."""
 
 
-def made(dsn: str | None = None, *, schema: str, environ: Callable[[str], str | None] = os.environ.get) -> AioQueue:
-    """An app with these tasks; lease and poll from the environment, else the defaults."""
-    lease, poll = environ(LEASE), environ(POLL)
+def _number(name: str) -> float | None:
+    value = os.environ.get(f"FLOW_{name.upper()}")
+    return None if value is None else float(value)
+
+
+def made(dsn: str | None = None, *, schema: str) -> AioQueue:
+    """An app with these tasks; lease, beat, poll and pool from the environment, else the defaults."""
+    lease, beat, poll, pool = map(_number, ("lease", "beat", "poll", "pool"))
+    if (probe := _number("probe")) is not None:
+        listen.PROBE_INTERVAL = listen.ANSWER_TIMEOUT = probe
     new = AioQueue(
         dsn,
         schema=schema,
-        lease=LeaseSettings(lease=float(lease), rescue_interval=0.2) if lease else LeaseSettings(),
-        worker=WorkerSettings(poll=float(poll)) if poll else WorkerSettings(),
+        lease=LeaseSettings() if lease is None else LeaseSettings(lease=lease, beat=beat, rescue_interval=0.2),
+        worker=WorkerSettings() if poll is None else WorkerSettings(poll=poll),
+        pool=PoolSettings() if pool is None else PoolSettings(size=int(pool)),
         limits=LimitSettings(abandon=0.5),
     )
     for task in (
@@ -59,19 +68,30 @@ def made(dsn: str | None = None, *, schema: str, environ: Callable[[str], str | 
         stubborn,
         raises,
         raises_in_thread,
+        sleeps_in_query,
+        keeps_transaction,
+        enqueues,
+        thread,
     ):
         new.task(name=task.__name__)(task)
     new.task(name="limited", timeout=0.2, retry=Retry(max_attempts=3, base=0.01))(for_ever)
+    new.task(name="limited_for_long", timeout=0.2, retry=Retry(max_attempts=3, base=100_000, cap=100_000))(for_ever)
+    new.task(name="thread_limited", timeout=0.2, retry=Retry(max_attempts=1))(thread)
     new.task(name="for_ever")(for_ever)
     new.task(name="one_at_a_time", max_running=1)(hold)
     return new
+
+
+def evidence_dsn() -> str:
+    """Where flow.note is written."""
+    return os.environ.get(EVIDENCE) or os.environ["AIOQUEUE_DSN"]
 
 
 async def _evidence() -> psycopg.AsyncConnection[tuple[object, ...]]:
     while True:
         try:
             return await psycopg.AsyncConnection.connect(
-                os.environ["AIOQUEUE_DSN"], autocommit=True, application_name="evidence", prepare_threshold=None
+                evidence_dsn(), autocommit=True, application_name="evidence", prepare_threshold=None
             )
         except psycopg.OperationalError:
             await asyncio.sleep(0.05)
@@ -188,6 +208,37 @@ async def raises(ctx: JobContext, error: str, nested: bool) -> None:
             group.create_task(_raise(error, "nested"))
             await asyncio.sleep(600)
     await _raise(error, "plain")
+
+
+async def sleeps_in_query(tx: JobTransaction) -> None:
+    """Be inside a statement for a minute, in the job's own transaction."""
+    await tx.execute("INSERT INTO flow.counted (job_id) VALUES (%s)", (tx.job_id,))
+    await _note(tx, "start")
+    await tx.execute("SELECT pg_sleep(60)")
+
+
+async def keeps_transaction(tx: JobTransaction) -> None:
+    """Keep the job's own transaction open until the gate is open."""
+    await _note(tx, "start")
+    while not await tx.fetch_value("SELECT count(*) FROM flow.gate"):  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0.05)
+
+
+async def enqueues(tx: JobTransaction, outside: bool) -> None:
+    """Enqueue a job from inside the transaction: as a part of it, or on a connection of its own."""
+    task = app.get("quick")
+    await (task.options(on=app) if outside else task).enqueue(number=1)
+    await tx.execute("INSERT INTO flow.counted (job_id) VALUES (%s)", (tx.job_id,))
+
+
+def thread(ctx: JobContext) -> None:
+    """Stay in a thread, whatever it is asked, until the gate is open."""
+    with psycopg.connect(evidence_dsn(), autocommit=True, application_name="evidence", prepare_threshold=None) as conn:
+        note = "INSERT INTO flow.note (job_id, attempt, pid, what) VALUES (%s, %s, %s, %s)"
+        conn.execute(note, (ctx.job_id, ctx.attempt, os.getpid(), "start"))
+        while not conn.execute("SELECT 1 FROM flow.gate").fetchone():
+            time.sleep(0.02)
+        conn.execute(note, (ctx.job_id, ctx.attempt, os.getpid(), "end"))
 
 
 def raises_in_thread(error: str) -> None:

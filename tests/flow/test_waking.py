@@ -1,13 +1,16 @@
 """How an idle worker learns of work: a wake-up from another process, or the poll where nobody sent one."""
 
 import asyncio
+from uuid import UUID
 
 import pytest
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 
 from tests.flow.processes import Flow
 from tests.flow.tasks import made
-from tests.kit import PATIENCE
+from tests.kit import PATIENCE, until
+from tests.postgres import Server
+from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
 
@@ -76,3 +79,51 @@ async def test_names_and_payloads_of_any_size_wake_a_worker_up(flow: Flow) -> No
         large = await app.get("weigh").options(queue=queue).enqueue(text="\N{OWL}" * 240_000)
         assert await large.result(timeout=PATIENCE) == 240_000
         await flow.until_ended([job.id for job in many])
+
+
+async def test_a_listening_session_that_is_ended_forty_times_is_one_at_every_moment(flow: Flow, superuser: Session) -> None:
+    worker = await flow.start("--log-level", "debug", lease=30, poll=3600)
+    listening = "FROM pg_stat_activity WHERE application_name = 'aioqueue' AND query LIKE 'LISTEN%%'"
+    for number in range(40):
+        await worker.logged("listening for wake-ups", number + 1)
+        await until(superuser, f"SELECT count(*) = 1 {listening}")
+        assert await superuser.value(f"SELECT count(pg_terminate_backend(pid, 5000)) {listening}") == 1
+    await worker.logged("listening for wake-ups", 41)
+    await until(superuser, f"SELECT count(*) = 1 {listening}")
+    assert await superuser.value("SELECT count(*) <= 6 FROM pg_stat_activity WHERE application_name = 'aioqueue'")
+
+
+async def test_commits_do_not_wait_for_notifications_of_others(own_server: tuple[Server, Flow, str]) -> None:
+    """A commit with a NOTIFY keeps all others of the server waiting while it lasts; an enqueue and an outcome have none."""
+    _, flow, owner = own_server
+    superuser = flow.dsn.replace("aioqueue_worker", "postgres")
+    async with await AsyncConnection.connect(superuser, autocommit=True) as boss:
+        await boss.execute("ALTER ROLE ALL SET synchronous_commit = local")
+        worker = await flow.start(lease=30, poll=0.5)
+        # The commit of `stands` waits for a standby that there is not, and holds the lock meanwhile.
+        await boss.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        await boss.execute("SELECT pg_reload_conf()")
+        async with (
+            await AsyncConnection.connect(superuser, autocommit=True) as stands,
+            await AsyncConnection.connect(owner, autocommit=True) as enqueuer,
+        ):
+            await stands.execute("SET synchronous_commit = on")
+            async with asyncio.timeout(PATIENCE):
+                while True:  # the server has the setting a moment later
+                    hangs = asyncio.create_task(stands.execute("NOTIFY something"))
+                    if not (await asyncio.wait([hangs], timeout=0.3))[0]:
+                        break
+            try:
+                task = sql.SQL("SELECT {}.enqueue('quick')").format(sql.Identifier(flow.schema))
+                jobs: list[UUID] = []
+                async with asyncio.timeout(PATIENCE):
+                    for _ in range(20):
+                        async with enqueuer.transaction():
+                            jobs += await (await enqueuer.execute(task)).fetchone() or ()
+                await flow.until_ended(jobs)
+                assert not hangs.done()
+                assert worker.process.poll() is None
+            finally:
+                await boss.execute("ALTER SYSTEM RESET synchronous_standby_names")
+                await boss.execute("SELECT pg_reload_conf()")
+                await hangs

@@ -33,6 +33,14 @@ def entry(job: Claimed, reason: str = "succeeded", **rest: object) -> dict[str, 
     return {"j": str(job.job_id), "l": job.lane, "v": job.vt, "a": job.attempt, "o": reason, **rest}
 
 
+def progress(
+    job: Claimed, value: float | None = 0.5, number: int = 1, before: Sequence[int] = (), **rest: object
+) -> dict[str, object]:
+    """One report of a batch as report takes it; value None: its rows go. m message."""
+    fence = {"w": job.worker, "j": str(job.job_id), "l": job.lane, "v": job.vt, "a": job.attempt}
+    return {**fence, "n": number, "p": value, "d": list(before), **rest}
+
+
 def limit_key(kind: str, name: str, key: str | None = None) -> int:
     """The number of a limit, or of one key of a task, as sql/functions/limit_key.sql computes it."""
     text = f"{kind}:{len(name)}:{name}" + ("" if key is None else f":{key}")

@@ -11,7 +11,7 @@ from tests.sql.engine import Session
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize("kind", ["ready", "done"])
+@pytest.mark.parametrize("kind", ["ready", "done", "progress"])
 async def test_listeners_of_the_channel_get_it(one: Session, guest: Session, kind: str, schema: str) -> None:
     digest = hashlib.md5(f"{quote_schema(schema)}.".encode(), usedforsecurity=False).hexdigest()[:16]
     await one.rows(f"LISTEN aioqueue_{digest}_{kind}")
@@ -24,5 +24,5 @@ async def test_listeners_of_the_channel_get_it(one: Session, guest: Session, kin
 
 
 async def test_other_kinds_are_refused(guest: Session) -> None:
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="expected ready or done, got other"):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="expected ready, done or progress, got other"):
         await guest.store.notify(guest.conn, "other")

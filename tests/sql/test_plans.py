@@ -166,13 +166,9 @@ def test_read_outcomes(watched: Watched, number: int) -> None:
 
 @pytest.mark.parametrize("number", [1, 100])
 def test_report_and_follow(watched: Watched, number: int) -> None:
-    running, waiting, ended = (
-        [job_id(part, n) for n in range(first, first + number)] for part, first in ((1, 1), (2, 1), (3, 1))
-    )
-    reports = [
-        {"w": WORKER, "j": each, "l": LANE, "v": (n + 1) * 100, "a": 1, "n": 2, "p": 0.5, "d": [1]}
-        for n, each in enumerate(running)
-    ]
+    running, waiting, ended = ([job_id(part, n) for n in range(1, number + 1)] for part in (1, 2, 3))
+    fences = [{"w": WORKER, "j": each, "l": LANE, "v": n * 100, "a": 1} for n, each in enumerate(running, 1)]
+    reports = [{**fence, "n": 2, "p": 0.5, "d": [1]} for fence in fences]
     call = "SELECT aioqueue.report(%s::jsonb)"
     first = [{**each, "n": 1, "d": []} for each in reports]
     watched.run(call, json.dumps(first), keep=True)

@@ -172,7 +172,9 @@ async def test_what_is_refused_for_its_content_leaves_the_batch_undone(boss: Ses
         await one.store.record(
             one.conn,
             worker=worker,
-            outcomes=json.dumps([entry(jobs[0]), entry(jobs[1], r="a\0b"), entry(jobs[2], "error", d=0, m="x\0y")]),
+            outcomes=[
+                json.dumps(each) for each in (entry(jobs[0]), entry(jobs[1], r="a\0b"), entry(jobs[2], "error", d=0, m="x\0y"))
+            ],
         )
     assert [await one.state(job.job_id) for job in jobs] == ["running"] * 3
     with pytest.raises(psycopg.DataError):
@@ -238,3 +240,25 @@ async def test_a_job_handed_back_again_and_again_waits_longer_each_time(boss: Se
         await boss.rows("UPDATE aioqueue.scheduled SET run_at = clock_timestamp()")
         await one.store.promote(one.conn, limit=10)
     assert waits == [0.0] * 20 + [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
+
+
+async def test_successes_in_arrays_are_one_answer_while_all_are_recorded(boss: Session, one: Session) -> None:
+    worker, jobs = await running(one, 3)
+    record = one.store.record
+    assert await record(one.conn, worker=worker, succeeded=jobs[:2], results=["3", '{"a": [1, null]}']) is None
+    assert await boss.rows("SELECT result FROM aioqueue.outcome ORDER BY result") == [(3,), ({"a": [1, None]},)]
+    assert await record(one.conn, worker=worker, succeeded=jobs[:2], results=["1", "1"]) == {}, "not ours any more"
+    found = await record(one.conn, worker=worker, succeeded=jobs, results=["1", "1", "1"])
+    assert found == {jobs[2].job_id: "succeeded"}, "one by one where some are not ours"
+
+
+async def test_successes_in_arrays_beside_other_outcomes_and_locked_rows(one: Session, two: Session) -> None:
+    worker, jobs = await running(one, 4)
+    await two.begin()
+    await two.rows("SELECT FROM aioqueue.live WHERE job_id = %s FOR UPDATE", jobs[1].job_id)
+    other = [json.dumps(entry(jobs[2], "error", d=0)), json.dumps(entry(jobs[3], r=7))]
+    found = await one.store.record(one.conn, worker=worker, outcomes=other, succeeded=jobs[:2], results=["1", "2"])
+    await two.rollback()
+    states = ["succeeded", "locked", "ready", "succeeded"]
+    assert found == {job.job_id: state for job, state in zip(jobs, states, strict=True)}
+    assert await one.state(jobs[1].job_id) == "running"

@@ -1,9 +1,11 @@
 """rescue_job: ready after the first loss, back-off and the suspect lane from the second on, dead after the last attempt."""
 
+import json
+
 import pytest
 
 from aioqueue.job import lane
-from tests.sql.engine import LANE, Session
+from tests.sql.engine import LANE, Session, progress
 
 pytestmark = pytest.mark.anyio
 CALL = "SELECT aioqueue.rescue_job(l) FROM aioqueue.live l"
@@ -45,3 +47,11 @@ async def test_the_back_off_is_jittered_and_bounded(boss: Session, one: Session)
     assert len(waits) == 40
     assert 0 < min(waits) < max(waits) <= 8
     assert len(set(waits)) > 30
+
+
+async def test_what_the_lost_worker_has_reported_goes(boss: Session, one: Session) -> None:
+    lost, other = await one.enqueue(2)
+    jobs = await one.claim(await one.register())
+    await one.store.report(one.conn, json.dumps([progress(job) for job in jobs]))
+    await boss.rows(f"{CALL} WHERE l.job_id = %s", lost)
+    assert await boss.rows("SELECT job_id FROM aioqueue.progress") == [(other,)]

@@ -1,12 +1,14 @@
 """Who may do what, and that nothing a caller brings along changes what a function does."""
 
+import json
+
 import psycopg
 import pytest
 
 from aioqueue.migrate import CLIENT_FUNCTIONS, WORKER_FUNCTIONS
 from aioqueue.sql import functions
 from tests.sql.conftest import Connect
-from tests.sql.engine import Session, entry
+from tests.sql.engine import Session, entry, progress
 
 pytestmark = pytest.mark.anyio
 SCHEMA = "trim(trailing '.' from 'aioqueue.')::regnamespace"
@@ -124,6 +126,9 @@ async def whole_life(session: Session) -> list[str | None]:
     await session.store.rescue_orphans(session.conn, limit=1)
     statuses = [await session.store.job_status(session.conn, job_id) for job_id in ids]
     await session.store.read_outcomes(session.conn, [(job_id, None) for job_id in ids])
+    await session.store.report(session.conn, json.dumps([progress(jobs[job_id]) for job_id in ids[:4]]))
+    await session.store.follow(session.conn, [(job_id, None) for job_id in ids])
+    await session.store.sweep_progress(session.conn, limit=10)
     await session.store.resign(session.conn, worker=worker)
     await session.rows("SELECT pg_catalog.set_config('search_path', 'pg_catalog', false)")
     return [None if status is None else str(status.state) for status in statuses]

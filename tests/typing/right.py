@@ -5,8 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import assert_type, cast
 
+from aioqueue import AioQueue
 from aioqueue.context import JobContext, JobTransaction
 from aioqueue.job import Job, JobState
+from tests.typing.resources import Clients, fetch, in_thread, store, uses_none
+from tests.typing.resources import app as app_with_resources
 from tests.typing.tasks import (
     Order,
     Total,
@@ -55,6 +58,15 @@ def enqueue_sync(order: Order) -> None:
 async def cancel(job: Job[Total]) -> None:
     assert_type(await job.cancel(), JobState)
     assert_type(await job.cancel(on=object()), JobState)
+
+
+async def resources() -> None:
+    assert_type(app_with_resources, AioQueue[Clients])
+    assert_type(await fetch.enqueue("x"), Job[int])
+    assert_type(await store.enqueue("x"), Job[int])
+    assert_type(await in_thread.enqueue(1), Job[int])
+    assert_type(await uses_none.enqueue(1), Job[int])
+    assert_type(await fetch(cast(JobContext[Clients], None), "x"), int)
 
 
 async def options(order: Order) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
-from aioqueue.context import JobContext
+from aioqueue import AioQueue, CallNext
+from aioqueue.context import JobContext, JobTransaction
+from tests.typing.resources import app as app_with_resources
+from tests.typing.resources import fetch, store
 from tests.typing.tasks import (
     Order,
     add,
@@ -64,3 +67,35 @@ async def call(order: Order) -> None:
 @app.task(quueue="mail")  # E
 async def misspelt(n: int) -> int:
     return n
+
+
+@app_with_resources.task
+async def of_other_resources(ctx: JobContext[str], n: int) -> int:
+    return n
+
+
+@app_with_resources.task
+async def does_not_look(ctx: JobContext, n: int) -> str:
+    return str(ctx.resources.http)  # E
+
+
+async def resources() -> None:
+    await fetch.enqueue(1)  # E
+    await store.enqueue()  # E
+    await of_other_resources.enqueue(1)  # E
+    await fetch(cast(JobTransaction, None), "x")  # E
+
+
+async def no_context(app: AioQueue) -> int:
+    return 1
+
+
+async def takes_nothing(ctx: JobContext) -> Any: ...
+
+
+async def takes_a_context(ctx: JobContext, call_next: CallNext) -> Any: ...
+
+
+AioQueue(resources=no_context)  # E
+AioQueue(middleware=[takes_nothing])  # E
+AioQueue(middleware=[takes_a_context])  # E

@@ -1,0 +1,76 @@
+"""What a task with a first parameter `JobSession` is given: SQLAlchemy's AsyncSession, inside its job's transaction.
+
+The faces only: what would end the transaction is refused where it is called, before it does anything. session_transaction.py
+opens and ends it. To be imported from aioqueue.contrib.sqlalchemy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NoReturn
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from .context import HeldSession
+from .errors import TransactionViolation
+from .job import Held_co
+from .session_transaction import ENDS, OpenSession
+
+
+# Both checkers take SQLAlchemy's __weakref__ for a slot of its own.
+class JobSession(AsyncSession, HeldSession[Held_co]):  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
+    """An AsyncSession in the transaction of its job, made as `AioQueue(session=)` says, with the job's tenant set locally.
+
+    When the task returns, what is pending is flushed, the job is recorded as succeeded, and the session commits: all or nothing.
+    commit(), rollback(), close() and begin() are refused; what may fail goes into `async with session.begin_nested():`. One task
+    at a time uses it, and none after the job. `JobSession[Resources]` gives `session.resources` its type; a subclass of it and of
+    your own session's class may stand in the annotation. `session.tenant` is the tenant's name and, called, another one's block.
+    """
+
+    opener: ClassVar[type[OpenSession]] = OpenSession
+
+    def begin(self) -> NoReturn:
+        """Refused: the transaction has begun."""
+        raise TransactionViolation(ENDS.format("begin()"))
+
+    async def commit(self) -> None:
+        """Refused: aioqueue commits when the task has returned."""
+        raise TransactionViolation(ENDS.format("commit()"))
+
+    async def rollback(self) -> None:
+        """Refused: raise what the job shall fail with."""
+        raise TransactionViolation(ENDS.format("rollback()"))
+
+    async def close(self) -> None:
+        """Refused: aioqueue closes it when the task has ended."""
+        raise TransactionViolation(ENDS.format("close()"))
+
+    async def aclose(self) -> None:
+        """Refused as `close` is."""
+        raise TransactionViolation(ENDS.format("aclose()"))
+
+    async def reset(self) -> None:
+        """Refused as `close` is."""
+        raise TransactionViolation(ENDS.format("reset()"))
+
+    async def invalidate(self) -> None:
+        """Refused as `close` is."""
+        raise TransactionViolation(ENDS.format("invalidate()"))
+
+    def detach(self) -> None:
+        """Take the transaction away; for the runtime, at its end."""
+        ended: Any = _Ended(self.job_id)
+        self.sync_session = self._proxied = ended
+
+
+class _Ended:
+    """Stands where the session was."""
+
+    def __init__(self, job_id: UUID) -> None:
+        self._job_id = job_id
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise RuntimeError(
+            f"the session of job {self._job_id} has ended with its transaction: do all work on it before the task ends, and "
+            "take another of your own factory for what comes later"
+        )

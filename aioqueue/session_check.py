@@ -1,0 +1,60 @@
+"""Whether the engine of an application's sessions can carry jobs' transactions: looked at once, when a worker starts."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import psycopg
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from .database import Database, deadline
+from .errors import ConfigurationError
+from .settings import Settings
+from .sql import quote_schema
+
+logger = logging.getLogger("aioqueue")
+
+_WHERE = "pg_catalog.current_database()::text || ' ' || pg_catalog.pg_postmaster_start_time()::text"
+_LOOK = text(
+    f"SELECT {_WHERE}, pg_catalog.pg_backend_pid(), current_user::text, r.rolsuper OR r.rolbypassrls,"  # noqa: S608 - fixed parts
+    " ARRAY(SELECT f FROM unnest(ARRAY['finish', 'scrub', 'enqueue_many', 'cancel_job']) f WHERE NOT EXISTS (SELECT"
+    " FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = :schema"
+    " AND p.proname = f AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_function_privilege(p.oid,"
+    " 'EXECUTE'))) FROM pg_catalog.pg_roles r WHERE r.rolname = current_user"
+)
+
+
+async def check_engine(engine: AsyncEngine, database: Database, settings: Settings) -> None:
+    """Raise ConfigurationError for an engine of another database, without rights, or behind a pooler."""
+    async with database.runtime() as conn, deadline(conn, database.settings.deadline):
+        row = await (await conn.execute(f"SELECT {_WHERE}")).fetchone()
+    ours = None if row is None else row[0]
+    try:
+        async with engine.connect() as theirs:
+            where, pid, role, bypasses, missing = (await theirs.execute(_LOOK, {"schema": settings.schema})).one()
+            driver: Any = (await theirs.get_raw_connection()).driver_connection
+    except (SQLAlchemyError, OSError) as error:
+        raise psycopg.OperationalError(f"the engine of session=: {error}") from error
+    if where != ours:
+        raise ConfigurationError(
+            "session: the engine leads to another database than the queue's, where a job's writes and its success could not be "
+            "one commit"
+        )
+    if missing:
+        raise ConfigurationError(
+            f"session: the engine's role {role} has no worker's rights in schema {quote_schema(settings.schema)} "
+            f"({', '.join(missing)}): as its owner, run python -m aioqueue migrate --grants {role}"
+        )
+    if pid != (driver.get_server_pid() if hasattr(driver, "get_server_pid") else driver.info.backend_pid):
+        raise ConfigurationError(
+            "session: the engine leads through a pooler in transaction mode, where what a job leaves on its session would be "
+            "other clients': give the factory an engine that connects directly"
+        )
+    if bypasses and settings.tenants.role is None:
+        said = f"the engine's role {role} bypasses row-level security: policies do not isolate jobs that take a JobSession"
+        if settings.tenants.strict_rls:
+            raise ConfigurationError(f"session: {said}; connect as an ordinary role")
+        logger.warning("session: %s", said)

@@ -1,0 +1,67 @@
+"""Points an application that exists already, as a module's `app` does, at a test's database, and puts it back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from aioqueue.app import AioQueue
+from aioqueue.dsn import find_listen_dsn
+from aioqueue.running import RunningWorker
+from aioqueue.settings import WorkerSettings
+
+from .ran import TestingError
+
+
+class IdleWorker(RunningWorker):
+    """A worker that keeps the app open, claims nothing and runs nothing: `drain` and `run_job` do that, when the test says so."""
+
+    def __init__(self, app: AioQueue[Any]) -> None:
+        super().__init__(app, WorkerSettings(), 0.0, standalone=False)
+        self._over = asyncio.Event()
+
+    def problems(self) -> list[str]:
+        """Nothing keeps it from its work."""
+        return []
+
+    def stop(self, *, hurry: bool = False) -> None:
+        """End `wait`."""
+        self._over.set()
+
+    async def wait(self) -> None:
+        """Wait until `stop`."""
+        await self._over.wait()
+
+    async def __aenter__(self) -> Self:
+        await self._app.join()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+        await self._app.leave()
+
+
+@contextlib.contextmanager
+def use(app: AioQueue[Any], dsn: str, *, workers: bool = False) -> Iterator[AioQueue[Any]]:
+    """Point a closed app at another database for a block; afterwards it is as it was.
+
+    Its settings, tasks, middleware and observers stay. Unless `workers`, what `app.worker()` returns meanwhile (in a FastAPI
+    application's lifespan, say) claims nothing: a worker in the background would run the jobs that the test looks at. Raises
+    TestingError for an app that is open.
+    """
+    if app.is_open:
+        raise TestingError(
+            "the app is open already: point it at the test's database before its lifespan or 'async with app' begins"
+        )
+    before = app._dsn, app._listen_dsn
+    app._dsn, app._listen_dsn = dsn, dsn if find_listen_dsn() else None  # the environment's leads elsewhere
+    if not workers:
+        app.__dict__["worker"] = lambda **_options: IdleWorker(app)
+    try:
+        yield app
+    finally:
+        app._dsn, app._listen_dsn = before
+        app.__dict__.pop("worker", None)
