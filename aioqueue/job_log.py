@@ -11,7 +11,7 @@ from .context import current_job
 
 
 class JobLogFilter(logging.Filter):
-    """Gives every record `job_id`, `task`, `tenant`, `attempt`, `queue` and `worker` of the job that it was emitted in, else None.
+    """Gives every record `job_id`, `task`, `tenant`, `attempt`, `queue`, `worker` of the job that it was emitted in, else None.
 
     `job` is all of them as one text to end a line with, empty outside. What a record has already stays. Add it to a handler
     (`handler.addFilter(JobLogFilter())`): filters of loggers do not see the records of other loggers.

@@ -44,6 +44,8 @@ COMPANY = 0.01
 """Seconds that outcomes wait for more of them at most."""
 BATCH_CHARACTERS = 4_000_000
 """Characters of one write at most, a single outcome apart."""
+SLOWEST = 500_000
+"""Characters a second that a way to the database carries at least: a large outcome on a slow one is not cut off for ever."""
 
 
 def _passes(error: psycopg.Error) -> bool:
@@ -190,9 +192,10 @@ class Recorder:
         """Write a batch, repeating it until the database is there; raise what else it says."""
         outage = Outage(self._observers, "recorder", shortest=0.05)
         outcomes, succeeded, results = parts(batch)
+        seconds = self._database.settings.deadline + sum(len(pending.text) for pending in batch) / SLOWEST
         while True:
             try:
-                async with self._database.runtime() as conn:
+                async with self._database.runtime(seconds) as conn:
                     states = await self._store.record(
                         conn, worker=batch[0].job.worker, outcomes=outcomes, succeeded=succeeded, results=results
                     )

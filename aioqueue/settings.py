@@ -116,6 +116,10 @@ class LeaseSettings:
         return self.lease / 3 if self.beat is None else self.beat
 
 
+LARGEST = 100_000_000
+"""Bytes of a payload or result that a limit may be set to."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSettings:
     """How long things may take."""
@@ -133,15 +137,17 @@ class LimitSettings:
     transaction_wait: float = 1.0
     """Seconds a job waits for a free connection before it is handed back, spared."""
     payload: int = 1_000_000
-    """Bytes of a payload's JSON."""
+    """Bytes of a payload's JSON; at most 100 MB."""
     result: int = 10_000_000
-    """Bytes of a result's JSON."""
+    """Bytes of a result's JSON; at most 100 MB: a worker has it in memory several times, and jsonb ends at 256 MB."""
 
     def __post_init__(self) -> None:
         for name in ("time_limit", "transaction_time_limit", "abandon", "rollback", "transaction_wait"):
             _check(getattr(self, name) > 0, f"{name}: must be positive, got {getattr(self, name)}")
         _check(self.grace >= 0, f"grace: must not be negative, got {self.grace}")
-        _check(self.payload > 0 and self.result > 0, "payload, result: sizes must be positive")
+        for name in ("payload", "result"):
+            size = getattr(self, name)
+            _check(0 < size <= LARGEST, f"{name}: expected 1 to {LARGEST:,} bytes, got {size}")
 
 
 def _queue_names(names: object) -> tuple[str, ...]:

@@ -20,9 +20,9 @@ from aioqueue import (
     JobFailed,
     JobState,
     JobTransaction,
-    LimitSettings,
     ResultInvalid,
     Retry,
+    Task,
     TaskDefinitionError,
     UnknownTask,
     WorkerSettings,
@@ -53,7 +53,7 @@ HARD: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("name", [name for name in HARD if name != "a generator"])  # which Any writes as a list
 async def test_a_payload_that_cannot_be_stored_is_refused_in_the_callers_stack(app: AioQueue, boss: Session, name: str) -> None:
     @app.task(name="take")
     async def take(number: int, value: Any) -> None: ...
@@ -189,20 +189,6 @@ async def test_payloads_and_results_up_to_the_limits_pass_and_larger_ones_are_re
             await (await echo.enqueue("x" * 900_000, times=12)).result(60)
 
 
-async def test_what_postgresql_itself_refuses_as_too_large_is_refused_and_ends_its_job(make_app: MakeApp) -> None:
-    """Of limits set higher than a jsonb can be: an object with more keys than that holds."""
-    app = make_app(limits=LimitSettings(payload=2**30, result=2**30))
-
-    @app.task(name="give", retry=ONCE)
-    async def give(length: int) -> str:
-        return "x" * length
-
-    async with app, app.worker():
-        with pytest.raises(JobFailed, match=r"cannot be stored|string too long"):
-            await (await give.enqueue(2**28)).result(120)
-        assert await (await give.enqueue(3)).result(30) == "xxx"
-
-
 # -- what cannot be read ---------------------------------------------------------------------------------------------
 
 
@@ -322,10 +308,12 @@ async def test_a_job_that_code_of_another_version_cannot_read_is_dead_and_runs_a
         return f"{language}: {full_name}"
 
     async with old, new:
-        for sent, sender, other in (
-            (await greet_in.enqueue("Ada", "en"), new, old),
-            (await greet.enqueue("Ada"), old, new),
-        ):
+        calls: list[tuple[Task[..., ..., Any], tuple[str, ...], AioQueue, AioQueue]] = [
+            (greet_in, ("Ada", "en"), new, old),
+            (greet, ("Ada",), old, new),
+        ]
+        for task, arguments, sender, other in calls:
+            (sent,) = await task.enqueue_many([arguments])
             with pytest.raises(JobFailed, match="InvalidPayload"):
                 await run_on(other, sent.id)
             assert [row[:2] for row in await boss.attempts(sent.id)] == [(1, "invalid payload")]

@@ -308,6 +308,25 @@ async def test_one_poisoned_outcome_waits_apart_and_is_never_dropped(at: Bench, 
     assert [str(poisoned.job_id) in message for message in caplog.messages] == [True]
 
 
+async def test_a_large_outcome_has_as_much_more_time_as_a_slow_way_to_the_database_takes(
+    at: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float | None] = []
+    runtime = at.database.runtime
+
+    def lend(seconds: float | None = None) -> Any:
+        limits.append(seconds)
+        return runtime(seconds)
+
+    monkeypatch.setattr(at.database, "runtime", lend)
+    for size in (1, 5_000_000):
+        (job,) = await at.claim(1)
+        await at.write((job, Succeeded(f'"{"x" * size}"')))
+    small, large = limits
+    assert small is not None and large is not None
+    assert small < at.database.settings.deadline + 1 and large > at.database.settings.deadline + 9
+
+
 async def test_a_batch_over_the_statement_timeout_is_written_in_parts(at: Bench) -> None:
     jobs = await at.claim(BATCH)
     too_much = "BEGIN\n    IF cardinality(p_ids) > 60 THEN RAISE 'too much' USING ERRCODE = '57014'; END IF;\n    PERFORM"
