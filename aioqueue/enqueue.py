@@ -201,8 +201,8 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
                 known = await self.store.known_tasks(conn)
         if name not in known:
             raise UnknownTask(name, [*known, *self.tasks])
-        job = options.job(name, check_json(given, task=name, limit=self.payload_limit))
-        (job,) = await self.enqueue_jobs([job], on=on)
+        jobs = options.jobs(name, [check_json(given, task=name, limit=self.payload_limit)])
+        (job,) = await self.enqueue_jobs(jobs, on=on)
         return self.handle(job.id, None, job.tenant, on=on)
 
     async def _enqueue_on_pool(self, jobs: Sequence[NewJob]) -> None:

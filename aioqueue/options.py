@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -10,7 +10,7 @@ from typing import TypeVar
 from .context import CurrentTenant
 from .definition import check_priority
 from .errors import InvalidOption
-from .job import NewJob, new_job_id
+from .job import NewJob, new_job_ids
 from .retry import check_delay, check_max_attempts
 from .settings import check_name
 
@@ -55,20 +55,23 @@ class Options:
             key=_check("key", key, lambda value: check_name("key", value)),
         )
 
-    def job(self, task: str, payload: str) -> NewJob:
-        """Make a job of a task's name and a payload, which is JSON text."""
-        return NewJob(
-            id=new_job_id(),
-            task=task,
-            payload=payload,
-            queue=self.queue,
-            priority=self.priority,
-            tenant=self.tenant,
-            delay=self.delay,
-            run_at=self.run_at,
-            max_attempts=self.max_attempts,
-            key=self.key,
-        )
+    def jobs(self, task: str, payloads: Sequence[str]) -> list[NewJob]:
+        """Make jobs of a task's name and payloads, which are JSON text."""
+        return [
+            NewJob(
+                id=job_id,
+                task=task,
+                payload=payload,
+                queue=self.queue,
+                priority=self.priority,
+                tenant=self.tenant,
+                delay=self.delay,
+                run_at=self.run_at,
+                max_attempts=self.max_attempts,
+                key=self.key,
+            )
+            for job_id, payload in zip(new_job_ids(len(payloads)), payloads, strict=True)
+        ]
 
 
 def check_tenant(tenant: str | None) -> str | None:

@@ -235,8 +235,8 @@ class Runner:
             args, kwargs = definition.payload.load(job.payload)
         except InvalidPayload as error:
             # Dead at once, unless the task says otherwise by name: of code of two versions one may read it.
-            delay = run.delay(error) if InvalidPayload in definition.retry.on else None
-            return Failed(Reason.INVALID_PAYLOAD, ErrorText.of(error, with_traceback=False), delay)
+            again = run.delay(error) if InvalidPayload in definition.retry.on else None
+            return Failed(Reason.INVALID_PAYLOAD, ErrorText.of(error, with_traceback=False), again)
         if definition.holds in (Holds.TRANSACTION, Holds.SESSION):
             run.limit = definition.timeout or self._limits.transaction_time_limit
             return await self._in_transaction(run, definition, args, kwargs)

@@ -88,7 +88,7 @@ class BoundTask(Generic[P, R]):
 
     async def enqueue_many(self, payloads: Iterable[Payload]) -> list[Job[R]]:
         """Enqueue many jobs with these options; see `Task.enqueue_many`."""
-        return await self._send(self._jobs(payloads))
+        return await self._send(self._dumped(payloads))
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Enqueue one job on a connection or session that blocks, which `on` names; see `Task.enqueue_sync`."""
@@ -96,25 +96,25 @@ class BoundTask(Generic[P, R]):
 
     def enqueue_many_sync(self, payloads: Iterable[Payload]) -> list[Job[R]]:
         """Enqueue many jobs, all or none, on a connection or session that blocks; payloads as in `Task.enqueue_many`."""
-        return self._send_sync(self._jobs(payloads))
+        return self._send_sync(self._dumped(payloads))
 
     async def enqueue_payload(self, payload: Payload) -> Job[R]:
         """Enqueue one job with these options, of a payload in one of the forms of `enqueue_many`."""
-        return (await self._send([self._job(self._dump(payload))]))[0]
+        return (await self._send([self._dump(payload)]))[0]
 
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
-        return self._job(self._definition.payload.dump(args, kwargs, limit=self._enqueuer.payload_limit))
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        return self._definition.payload.dump(args, kwargs, limit=self._enqueuer.payload_limit)
 
-    def _jobs(self, payloads: Iterable[Payload]) -> list[NewJob]:
+    def _dumped(self, payloads: Iterable[Payload]) -> list[str]:
         if isinstance(payloads, (BaseModel, Mapping, str, bytes)):
             raise InvalidPayload(self._definition.name, f"expected a list of payloads, got {payloads!r:.80}")
-        jobs = []
+        dumped = []
         for number, payload in enumerate(payloads):
             try:
-                jobs.append(self._job(self._dump(payload)))
+                dumped.append(self._dump(payload))
             except InvalidPayload as error:
                 raise InvalidPayload(error.task, f"number {number} (from 0): {error.reason}") from error
-        return jobs
+        return dumped
 
     def _dump(self, payload: Payload) -> str:
         limit = self._enqueuer.payload_limit
@@ -122,13 +122,12 @@ class BoundTask(Generic[P, R]):
             return self._definition.payload.dump(payload, {}, limit=limit)
         return self._definition.payload.dump_value(payload, limit=limit)
 
-    def _job(self, payload: str) -> NewJob:
-        return self._options.job(self._definition.name, payload)
-
-    async def _send(self, jobs: list[NewJob]) -> list[Job[R]]:
+    async def _send(self, payloads: Sequence[str]) -> list[Job[R]]:
+        jobs = self._options.jobs(self._definition.name, payloads)
         return self._handles(await self._enqueuer.enqueue_jobs(jobs, on=self._on) if jobs else [])
 
-    def _send_sync(self, jobs: list[NewJob]) -> list[Job[R]]:
+    def _send_sync(self, payloads: Sequence[str]) -> list[Job[R]]:
+        jobs = self._options.jobs(self._definition.name, payloads)
         return self._handles(self._enqueuer.enqueue_jobs_sync(jobs, on=self._on) if jobs else [])
 
     def _handles(self, jobs: Sequence[NewJob]) -> list[Job[R]]:

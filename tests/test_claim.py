@@ -84,7 +84,7 @@ async def test_higher_priorities_run_first(make_app: MakeApp, seen: Seen) -> Non
 
 
 async def test_the_lowest_priority_is_not_starved_by_a_steady_stream(make_app: MakeApp, seen: Seen) -> None:
-    app = make_app()
+    app = make_app(worker=WorkerSettings(claim_batch=1))
     async with app:
         low = await app.get("add").options(priority=-2).enqueue(0)
         await app.get("add").options(priority=2).enqueue_many([{"a": n} for n in range(200)])

@@ -132,7 +132,7 @@ async def test_the_callers_row_factory_and_settings_do_not_matter(store: Store, 
         assert status is not None and status.worker == worker
         assert [e.job_id for e in await store.read_outcomes(conn, [(job.id, "T")])] == [job.id]
         outcome = {"j": str(job.id), "l": LANE, "v": claimed.vt, "a": 1, "o": "succeeded", "r": 5}
-        assert await store.record(conn, worker=worker, outcomes=json.dumps([outcome])) == {job.id: "succeeded"}
+        assert await store.record(conn, worker=worker, outcomes=[json.dumps(outcome)]) == {job.id: "succeeded"}
         assert await store.rescue(conn, worker=worker, limit=1) is None
 
 

@@ -43,7 +43,8 @@ class Statements:
             return Statement(tuple(place(text, schema).split("%s")))
 
         self.enqueue_many = made(
-            "SELECT pg_catalog.max(pg_catalog.pg_current_xact_id()::text) FROM aioqueue.enqueue_many(CAST(%s AS text)::jsonb)"
+            "SELECT pg_catalog.max(pg_catalog.pg_current_xact_id()::text)"
+            " FROM (SELECT FROM aioqueue.enqueue_many(CAST(%s AS text)::jsonb) LIMIT 1) j"
         )
         """jsonb of the jobs → XID"""
         self.cancel_job = made(

@@ -5,6 +5,7 @@
 -- Precondition: the worker lives; its row is locked FOR KEY SHARE first, so that rescue (FOR UPDATE) and a claim never
 -- overlap; a dead worker gets SQLSTATE AQ001. Then a shared lock, so that wait_for_claims can wait for those in flight;
 -- then live rows in lane order, SKIP LOCKED: no claim waits for another. Where there is any limit, claim_limited goes on.
+-- Rows are locked lane by lane, and updated in one statement at the end: an empty lane then costs a probe and no more.
 -- Served by live_pkey. ctid = ANY(ARRAY(…)) because a join with a LIMIT parameter flips to a sequential scan.
 -- keys: the limited keys that the job holds. Rows without a job_id: see claim_limited.
 CREATE OR REPLACE FUNCTION aioqueue.claim(
@@ -20,6 +21,7 @@ AS $$
 DECLARE
     free integer := p_limit; wanted integer; got integer; first integer := 1; last integer; n integer := cardinality(p_lanes);
     spent boolean[] := array_fill(false, ARRAY[n]); paused bigint[]; chunk tid[]; taken tid[] := '{}';
+    from_vts bigint[] := p_floor_vts; from_ids uuid[] := p_floor_ids; seen uuid[] := array_fill(NULL::uuid, ARRAY[n]);
 BEGIN
     PERFORM FROM aioqueue.worker w WHERE w.id = p_worker AND NOT w.dead AND w.lease_until > clock_timestamp() FOR KEY SHARE;
     IF NOT FOUND THEN
@@ -44,15 +46,20 @@ BEGIN
             FOR i IN first..last LOOP
                 EXIT WHEN free <= 0;
                 CONTINUE WHEN spent[i];
-                wanted := CASE WHEN round = 1 THEN least(p_shares[i], free) ELSE free END;
+                wanted := CASE WHEN round = 1 AND first < last THEN least(p_shares[i], free) ELSE free END;
                 chunk := ARRAY(
                     SELECT l.ctid FROM aioqueue.live l
-                     WHERE l.lane = p_lanes[i] AND (l.vt, l.job_id) >= (p_floor_vts[i], p_floor_ids[i]) AND l.worker IS NULL
+                     WHERE l.lane = p_lanes[i] AND (l.vt, l.job_id) >= (from_vts[i], from_ids[i]) AND l.worker IS NULL
+                       AND l.job_id IS DISTINCT FROM seen[i]
                      ORDER BY l.vt, l.job_id LIMIT wanted FOR UPDATE SKIP LOCKED);
                 got := cardinality(chunk);
                 spent[i] := got < wanted;
                 free := free - got;
                 taken := taken || chunk;
+                IF round = 1 AND NOT spent[i] AND free > 0 THEN
+                    -- Our own lock would not hold up the second round: it goes on behind the last.
+                    SELECT l.vt, l.job_id, l.job_id INTO from_vts[i], from_ids[i], seen[i] FROM aioqueue.live l WHERE l.ctid = chunk[got];
+                END IF;
             END LOOP;
         END LOOP;
         first := last + 1;

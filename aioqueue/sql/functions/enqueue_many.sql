@@ -1,6 +1,6 @@
 -- enqueue_many: (nothing) → ready or scheduled, for a jsonb array of jobs, in the caller's transaction; ids in order.
 -- A job: {"task", "payload", "tenant", "queue", "priority", "delay", "run_at", "max_attempts", "id", "key", "retry_of"};
--- all but task may be left out. delay is an interval or seconds. Options left out come from table task, then from the defaults.
+-- all but task may be left out; jobs that differ in id and payload only may come as one object (enqueue_alike). delay is an interval or seconds. Options left out come from table task, then from the defaults.
 -- XID first, then clock and tags (ENGINE.md, invariant 1). Locks nothing that others wait for; makes no row that others use.
 -- A job without a tenant, of a task whose workers require one, is SQLSTATE AQ004.
 -- An id that exists already with the same job is success and adds nothing; with another job it is unique_violation.
@@ -13,6 +13,11 @@ DECLARE
     ids uuid[]; tasks text[]; queues text[]; tenants text[]; priorities integer[]; max_attempts_ integer[]; due timestamptz[]; keys text[];
     lanes bigint[]; inserted uuid[]; at timestamptz; bad record; homeless text; later boolean; both_given boolean; n integer; lane_of jsonb;
 BEGIN
+    IF jsonb_typeof(jobs) = 'object' AND jobs ? 'ids' THEN
+        PERFORM pg_current_xact_id();
+        RETURN QUERY SELECT e FROM aioqueue.enqueue_alike(jobs) AS e;
+        RETURN;
+    END IF;
     IF jsonb_typeof(jobs) IS DISTINCT FROM 'array' THEN
         RAISE invalid_parameter_value USING MESSAGE = 'jobs: expected a jsonb array of objects, got ' || coalesce(jsonb_typeof(jobs), 'NULL');
     END IF;
@@ -41,15 +46,7 @@ BEGIN
         RAISE invalid_parameter_value USING MESSAGE = 'delay, run_at: expected one of them at most, got both';
     END IF;
     SELECT x.i, x.reason INTO bad
-      FROM (SELECT u.i, CASE
-                WHEN u.task IS NULL OR btrim(u.task) = '' OR length(u.task) > 200 THEN 'task: expected a name of 1 to 200 characters, got ' || coalesce(quote_literal(left(u.task, 40)), 'NULL')
-                WHEN btrim(u.queue) = '' OR length(u.queue) > 200 THEN 'queue: expected a name of 1 to 200 characters, got ' || quote_literal(left(u.queue, 40))
-                WHEN btrim(u.tenant) = '' OR length(u.tenant) > 200 THEN 'tenant: expected a name of 1 to 200 characters or NULL, got ' || quote_literal(left(u.tenant, 40))
-                WHEN btrim(u.key) = '' OR length(u.key) > 200 THEN 'key: expected a name of 1 to 200 characters or NULL, got ' || quote_literal(left(u.key, 40))
-                WHEN u.priority NOT BETWEEN -2 AND 2 THEN 'priority: expected -2 to 2, got ' || u.priority
-                WHEN u.max_attempts NOT BETWEEN 1 AND 10000 THEN 'max_attempts: expected 1 to 10000, got ' || u.max_attempts
-                WHEN u.due NOT BETWEEN '0001-01-02Z' AND '9999-12-30Z' THEN 'run_at, delay: expected a time of the years 1 to 9999, got ' || u.due
-            END AS reason
+      FROM (SELECT u.i, aioqueue.job_refusal(u.task, u.queue, u.tenant, u.key, u.priority, u.max_attempts, u.due) AS reason
               FROM unnest(tasks, queues, tenants, priorities, max_attempts_, due, keys) WITH ORDINALITY AS u (task, queue, tenant, priority, max_attempts, due, key, i)) x
      WHERE x.reason IS NOT NULL LIMIT 1;
     IF FOUND THEN
