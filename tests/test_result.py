@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from itertools import pairwise
 from typing import Any
@@ -25,20 +24,14 @@ from aioqueue.errors import (
 )
 from aioqueue.job import JobState, new_job_id
 from aioqueue.result import LONGEST_REST, REST
-from aioqueue.store import Store
-from tests.postgres import Database as PlainDatabase
 from tests.sql.engine import Session
-from tests.waiting import DEATH, SUCCESS, Start, finish
+from tests.waiting import DEATH, SUCCESS, Start, boss, finish, other, start
+
+__all__ = ["boss", "other", "start"]  # fixtures
 
 pytestmark = pytest.mark.anyio
 
 EIGHT_DAYS = 8 * 86_400_000
-
-
-@pytest.fixture
-async def boss(database: PlainDatabase, schema: str) -> AsyncIterator[Session]:
-    async with await AsyncConnection.connect(database.dsn("superuser"), autocommit=True) as conn:
-        yield Session(conn, Store(schema))
 
 
 async def test_result_of_a_job_that_ends_while_waited_for(start: Start, other: Session) -> None:

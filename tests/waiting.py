@@ -86,6 +86,9 @@ class Process:
     async def cancel_job(self, job: Job[Any], *, on: object | None) -> JobState:
         raise NotImplementedError
 
+    async def retry_job(self, job: Job[Any], *, on: object | None) -> Job[Any]:
+        raise NotImplementedError
+
     def job(self, job_id: UUID, tenant: str | None = None, decode: Callable[[str], Any] | None = None) -> Job[Any]:
         return Job(job_id, source=self, tenant=tenant, decode=decode)
 
@@ -146,6 +149,13 @@ async def start(worker_dsn: str, schema: str) -> AsyncIterator[Start]:
 async def other(database: PlainDatabase, schema: str) -> AsyncIterator[Session]:
     """A session of another process, which runs the jobs."""
     async with await AsyncConnection.connect(database.dsn("worker"), autocommit=True) as conn:
+        yield Session(conn, Store(schema))
+
+
+@pytest.fixture
+async def boss(database: PlainDatabase, schema: str) -> AsyncIterator[Session]:
+    """A session that sees everything."""
+    async with await AsyncConnection.connect(database.dsn("superuser"), autocommit=True) as conn:
         yield Session(conn, Store(schema))
 
 
