@@ -3,68 +3,18 @@
 That its blocks run, that its site builds, and that nothing is missing in it is held by tests/documents.
 """
 
-import asyncio
 import re
-import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from aioqueue import migrate
 from aioqueue.cli.main import cli
-from tests.documents.pages import PAGES, ROOT, blocks
-from tests.postgres import Database
-
-README = (ROOT / "README.md").read_text()
+from tests.documents.pages import PAGES, ROOT
 
 
 def test_there_is_something_to_check() -> None:
     assert len(PAGES) >= 20
-
-
-@pytest.fixture
-def default_schema(fresh_database: Callable[[], Database]) -> Iterator[Database]:
-    """A database with the schema under its default name, which the documentation uses."""
-    database = fresh_database()
-
-    async def prepare() -> None:
-        await migrate.migrate(database.dsn("owner"))
-        await migrate.grant(database.dsn("owner"), role="aioqueue_worker", kind="worker")
-
-    asyncio.run(prepare())
-    yield database
-
-
-def test_the_quickstart_of_the_readme_runs(default_schema: Database, tmp_path: Path) -> None:
-    files = {block.file: block.text for block in blocks(PAGES[0]) if block.file is not None}
-    assert set(files) == {"tasks.py", "main.py"}
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    done = subprocess.run(
-        [sys.executable, "main.py"],
-        cwd=tmp_path,
-        env={"AIOQUEUE_DSN": default_schema.dsn("worker"), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["1550", "1550"]
-    (line,) = [block.text for block in blocks(PAGES[0]) if block.language == "bash" and " enqueue " in block.text]
-    _, *words = shlex.split(line.partition(" --wait")[0])
-    done = subprocess.run(
-        [sys.executable, *words, "-A", "tasks:app"],
-        cwd=tmp_path,
-        env={"AIOQUEUE_DSN": default_schema.dsn("worker"), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def commands(group: click.Group, path: str = "") -> dict[str, click.Command]:

@@ -10,7 +10,7 @@ import psycopg
 from fastapi import FastAPI
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from tests.documents.runner import PageRun
+from tests.documents.runner import PATIENCE, PageRun
 
 Step = Callable[[PageRun], Awaitable[None]]
 
@@ -82,6 +82,22 @@ async def tenants(page: PageRun) -> None:
 BEFORE: dict[str, Step] = {"tenants.md": tenants, "api.md": web, "fastapi.md": web, "operations.md": no_roles}
 
 
+async def it_has_printed_the_sums(page: PageRun) -> None:
+    assert page.said["main.py"].split() == ["1550", "1550"]
+
+
+async def jobs_end_as_the_page_says(page: PageRun) -> None:
+    names = page.names
+    async with names["app"].worker():
+        assert await names["job"].result(timeout=PATIENCE) == "sales, after 2 looks"
+        assert await names["letter"].result(timeout=PATIENCE) == "sent to ada@example.org"
+
+
+async def a_label_is_printed(page: PageRun) -> None:
+    await page.open_apps()
+    await page.names["label"]("printer-7", "42")
+
+
 async def month_is_closed(page: PageRun) -> None:
     await page.finished(page.names["close_month"])
     async with await psycopg.AsyncConnection.connect(page.database.dsn("owner")) as conn:
@@ -89,4 +105,9 @@ async def month_is_closed(page: PageRun) -> None:
         assert await cursor.fetchall() == [(True,)]
 
 
-AFTER: dict[str, Step] = {"tenants.md": month_is_closed}
+AFTER: dict[str, Step] = {
+    "README.md": it_has_printed_the_sums,
+    "fairness.md": a_label_is_printed,
+    "retries.md": jobs_end_as_the_page_says,
+    "tenants.md": month_is_closed,
+}

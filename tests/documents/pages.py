@@ -32,6 +32,12 @@ class Block:
         """Its first line."""
         return self.text.partition("\n")[0].strip()
 
+    @property
+    def runs(self) -> bool:
+        """Whether there is anything to do for it, or it is an exception."""
+        included = self.text.startswith('--8<-- "examples/')  # .ci/run runs these, each by itself
+        return not included and self.language not in NOT_CODE and (self.page, self.first) not in NOT_RUN
+
     def __str__(self) -> str:
         return f"{self.page}:{self.line} ({self.language})"
 
@@ -43,8 +49,6 @@ def blocks(page: Path) -> Iterator[Block]:
         lines = "".join(line[indent:] if line[:indent].isspace() else line for line in found[3].splitlines(keepends=True))
         yield Block(page.name, found[2], text.count("\n", 0, found.start()) + 1, lines)
 
-
-ALL = [block for page in PAGES for block in blocks(page)]
 
 INSTALLS = "installs from a package index, which is what whoever runs this test has done"
 CI = "a step of .ci/run"
@@ -71,3 +75,5 @@ NOT_CODE = {
     "dockerfile": "needs a builder of images; its commands are checked as all command lines are",
 }
 """Languages that no test runs: what holds them, or why nothing does."""
+
+ALL = [block for page in PAGES for block in blocks(page)]

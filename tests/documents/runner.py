@@ -25,7 +25,7 @@ import psycopg
 import yaml
 
 from aioqueue import AioQueue, JobContext, JobTransaction
-from tests.documents.pages import NOT_CODE, NOT_RUN, ROOT, Block
+from tests.documents.pages import Block
 from tests.postgres import Database
 
 Names = dict[str, Any]
@@ -50,6 +50,8 @@ class PageRun:
         self.opened = contextlib.AsyncExitStack()
         self.jobs = 0
         self.port = free_port()
+        self.said: dict[str, str] = {}
+        """What programs among the page's files have printed."""
 
     def real(self, text: str, quote: Callable[[str], str] = str) -> str:
         """Put this database in the place of the pages' one."""
@@ -63,10 +65,7 @@ class PageRun:
 
     async def run(self, block: Block) -> None:
         """Run a block, or see that it is an exception."""
-        if block.language in NOT_CODE or (block.page, block.first) in NOT_RUN:
-            return
-        if included := re.fullmatch(r'--8<-- "(\S+)"\n', block.text):
-            assert (ROOT / included[1]).is_file()  # .ci/run runs examples, each by itself
+        if not block.runs:
             return
         if block.file is not None:
             path = self.directory / block.file
@@ -75,7 +74,7 @@ class PageRun:
             if block.language != "python":
                 self.parse(block)
             elif "asyncio.run(" in block.text:
-                await ended(await self.start(f"python {block.file}"), block)
+                self.said[block.file] = await ended(await self.start(f"python {block.file}"), block)
             return
         if block.language == "python":
             await self.python(block)
@@ -179,11 +178,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def ended(process: asyncio.subprocess.Process, block: Block, said: str = "") -> None:
-    """Wait until a command has ended well."""
+async def ended(process: asyncio.subprocess.Process, block: Block, said: str = "") -> str:
+    """Wait until a command has ended well; what it has said."""
     async with asyncio.timeout(PATIENCE):
         said += (await process.communicate())[0].decode()
     assert process.returncode == 0, f"{block} ended with {process.returncode}:\n{said}"
+    return said
 
 
 async def stopped(process: asyncio.subprocess.Process, block: Block, said: str) -> None:

@@ -1,10 +1,11 @@
 """Every block of code of every page runs, on a real server; what does not is an exception with its reason (pages.py)."""
 
+import asyncio
 import os
 import shutil
 import sys
 import types
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import psycopg
@@ -14,13 +15,13 @@ from aioqueue import embedded, migrate
 from tests.documents import given
 from tests.documents.pages import ALL, NOT_RUN, PAGES, ROOT, blocks
 from tests.documents.runner import PageRun
-from tests.postgres import Database
+from tests.postgres import Database, Server
 
 pytestmark = pytest.mark.anyio
 
 OWN_TEST = {"tutorial.md": "tests/documents/test_tutorial.py"}
 """Pages whose blocks are run in another way."""
-WITH_CODE = [page for page in PAGES if page.name not in OWN_TEST and any(block.language for block in blocks(page))]
+WITH_CODE = [page for page in PAGES if page.name not in OWN_TEST and any(block.runs for block in blocks(page))]
 
 
 def test_there_is_something_to_run() -> None:
@@ -39,22 +40,35 @@ async def administer(dsn: str, *statements: str) -> None:
             await conn.execute(statement.encode())
 
 
+@pytest.fixture(scope="module")
+def default_schema(server: Server) -> Iterator[Database]:
+    """A database with the schema under its default name, which the pages use; it is copied only."""
+    database = server.create()
+
+    async def prepare() -> None:
+        await migrate.migrate(database.dsn("owner"))
+        await migrate.grant(database.dsn("owner"), role="aioqueue_worker", kind="worker")
+        await migrate.grant(database.dsn("owner"), role="aioqueue_client", kind="client")
+
+    asyncio.run(prepare())
+    yield database
+    server.drop(database)
+
+
 @pytest.fixture
-async def page_database(fresh_database: Callable[[], Database]) -> AsyncIterator[Database]:
-    """A database with the schema under its default name, which the pages use, and with their roles."""
-    database = fresh_database()
+async def page_database(server: Server, default_schema: Database) -> AsyncIterator[Database]:
+    """A database of the page's own, with the roles that pages speak of."""
+    database = server.create(default_schema)
     boss = database.dsn("superuser")
     remove = f"DROP ROLE IF EXISTS {', '.join(given.MADE)}"
     await administer(boss, remove, given.ROLES, given.TABLES, f"ALTER DATABASE {database.name} SET search_path = shop, public")
-    await migrate.migrate(database.dsn("owner"))
-    await migrate.grant(database.dsn("owner"), role="aioqueue_worker", kind="worker")
-    await migrate.grant(database.dsn("owner"), role="aioqueue_client", kind="client")
     yield database
     for role in given.MADE:
         await administer(
             boss,
             f"DO $$ BEGIN IF to_regrole('{role}') IS NOT NULL THEN DROP OWNED BY {role}; DROP ROLE {role}; END IF; END $$",
         )
+    server.drop(database)
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
