@@ -154,6 +154,8 @@ class OpenSession:
         """The task that sends statements of the runtime's own at this moment."""
         self._user_of_it: asyncio.Task[Any] | None = None
         """The task of user code that has a statement under way."""
+        self._cursors: list[Any] = []
+        """Those of streams: one that was kept would read in the next transaction of its connection."""
         self._last: Callable[[Connection], None] | None = None
         """Sends the last statement: called by the session's commit, right before COMMIT."""
         self._begun = self._left = self._rolled_back = self._ended = self._committing = False
@@ -210,13 +212,14 @@ class OpenSession:
         self._database.severed_with_jobs.add(self._below.sever)
         options = {**self._factory.kw, "bind": self._conn, "binds": None, "autobegin": True, "close_resets_only": False}
         face = self.face = _composed(self._kind, self._factory.class_)(**options)  # type: ignore[arg-type]
-        for name, guard in {
+        guards: dict[str, Callable[..., Any]] = {
             "begin": self._on_begin,
             "commit": self._on_commit,
             "rollback": self._on_rollback,
             "before_cursor_execute": self._before_statement,
             "after_cursor_execute": self._after_statement,
-        }.items():
+        }
+        for name, guard in guards.items():
             event.listen(conn, name, guard)
         event.listen(face.sync_session, "after_begin", self._after_begin)
         dialect: Any = conn.dialect
@@ -257,6 +260,7 @@ class OpenSession:
         face.expunge_all()
         try:
             async with face.begin_nested():
+                await AsyncSession.connection(face)  # SAVEPOINT is sent with the first use of it
                 yield
         finally:
             face.expunge_all()
@@ -306,6 +310,7 @@ class OpenSession:
         await self._clean()
 
     def _send_last(self, params: Sequence[object], conn: Connection) -> None:
+        self._close_cursors()
         self._doubt = "constraints"
         conn.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE", execution_options=PLAIN)
         self._doubt = "last"
@@ -379,6 +384,7 @@ class OpenSession:
         try:
             if usable:
                 async with self._deadline(self._settings.limits.rollback), self._as_runtime():
+                    await AsyncConnection.run_sync(self._conn, self._close_cursors)
                     await AsyncSession.close(self.face)
                     if self._below.in_transaction:
                         # SQLAlchemy rolls back nothing whose commit has failed.
@@ -420,7 +426,15 @@ class OpenSession:
         if not self._sync.closed:
             self._below.sever()
         with contextlib.suppress(Exception):
+            await AsyncConnection.run_sync(self._conn, self._close_cursors)
+        with contextlib.suppress(Exception):
             await AsyncConnection.invalidate(self._conn)
+
+    def _close_cursors(self, *_: object) -> None:
+        cursors, self._cursors = self._cursors, []
+        for cursor in cursors:
+            with contextlib.suppress(Exception):
+                cursor.close()
 
     # -- guards ----------------------------------------------------------------------------------------------------------
 
@@ -468,10 +482,12 @@ class OpenSession:
             raise self._nesting.broken
         self._user_of_it = task
 
-    def _after_statement(self, *_: object) -> None:
+    def _after_statement(self, _conn: object, cursor: Any, *_: object) -> None:
         if asyncio.current_task() is self._user_of_it:
             self._user_of_it = None
-        if not self._below.in_transaction:
+        if getattr(cursor, "server_side", False):
+            self._cursors.append(cursor)
+        if not self._below.in_transaction and self._nesting is not None:
             self._left = True
             raise TransactionViolation(LEFT)
 
