@@ -42,6 +42,7 @@ from .middleware import CallNext, Middleware
 from .outcome import Cancel, RetryIn, Snooze
 from .retry import Retry
 from .settings import LeaseSettings, LimitSettings, PoolSettings, RetentionSettings, Settings, TenantSettings, WorkerSettings
+from .states import JobEnded, JobEvent, Progress, ProgressChanged, StateChanged
 from .task import BoundTask, Task
 from .version import VERSION as __version__
 
@@ -62,7 +63,9 @@ __all__ = [
     "Job",
     "JobCancelled",
     "JobContext",
+    "JobEnded",
     "JobError",
+    "JobEvent",
     "JobFacts",
     "JobFailed",
     "JobLogFilter",
@@ -76,6 +79,8 @@ __all__ = [
     "Middleware",
     "NotCommitted",
     "PoolSettings",
+    "Progress",
+    "ProgressChanged",
     "ResourcesFailed",
     "ResultError",
     "ResultInvalid",
@@ -88,6 +93,7 @@ __all__ = [
     "SchemaError",
     "Settings",
     "Snooze",
+    "StateChanged",
     "Task",
     "TaskDefinitionError",
     "TenantRequired",

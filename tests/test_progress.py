@@ -13,8 +13,9 @@ from aioqueue import AioQueue, JobContext, JobTransaction, current_job
 from aioqueue.job import JobState
 from aioqueue.settings import PoolSettings
 from aioqueue.states import JobEnded, JobEvent, ProgressChanged
-from tests.kit import PATIENCE, MakeApp, Seen, passed, until
+from tests.kit import PATIENCE, MakeApp, passed, until
 from tests.sql.engine import Session
+from tests.test_context import JOB, no_transaction
 
 pytestmark = pytest.mark.anyio
 
@@ -132,9 +133,7 @@ async def test_code_that_is_not_given_the_context_finds_it(app: AioQueue) -> Non
         await job.result(30)
 
 
-async def test_no_job_fails_by_a_database_that_takes_no_reports(
-    app: AioQueue, monkeypatch: pytest.MonkeyPatch, seen: Seen
-) -> None:
+async def test_no_job_fails_by_a_database_that_takes_no_reports(app: AioQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = asyncio.Event()
 
     async def away(*_: object) -> None:
@@ -193,8 +192,6 @@ class Given:
 @pytest.fixture
 def ctx(monkeypatch: pytest.MonkeyPatch) -> JobContext:
     """The context of a job whose reports are in `given`; every item of a track is reported."""
-    from tests.test_context import JOB, no_transaction
-
     monkeypatch.setattr("aioqueue.progress.TRACK_INTERVAL", 0.0)
     monkeypatch.setattr(JOB, "reporter", Given())
     return JobContext(JOB, no_transaction, lambda: False)

@@ -67,7 +67,7 @@ def jobs_router(
         """Follow the job: an event `state` for each change that is seen, `progress` on the way, `result` at its end."""
         async for told in jobs.follow(job):
             if told.name is not None:  # FastAPI gives signs of life by itself
-                yield ServerSentEvent(event=told.name, data=told.data, id=told.id, retry=told.retry)
+                yield ServerSentEvent(event=told.name, raw_data=told.text, id=told.id, retry=told.retry)
 
     @router.delete("/{job_id}", responses={202: {"description": "it runs, and was asked to end"}})
     async def cancel_job(job: Annotated[Job[Any], Depends(found)], response: Response) -> JobView:

@@ -98,14 +98,17 @@ class Told:
     id: str | None = None
     retry: int | None = None
 
+    @property
+    def text(self) -> str:
+        """What it says, as JSON in one line."""
+        return to_json(self.data).decode()
+
     def encode(self) -> bytes:
         """Return it as it goes over the wire."""
         if self.name is None:
             return b": still here\n\n"
-        lines = [f"event: {self.name}".encode(), b"data: " + to_json(self.data), f"id: {self.id}".encode()]
-        if self.retry is not None:
-            lines.append(f"retry: {self.retry}".encode())
-        return b"\n".join([*lines, b"", b""])
+        retry = [] if self.retry is None else [f"retry: {self.retry}"]
+        return "\n".join([f"event: {self.name}", f"data: {self.text}", f"id: {self.id}", *retry, "", ""]).encode()
 
 
 class Jobs:

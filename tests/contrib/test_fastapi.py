@@ -25,6 +25,7 @@ from aioqueue import AioQueue, ConfigurationError, Job, JobContext, ResultTimeou
 from aioqueue.contrib.fastapi import EVERY_TENANT, jobs_router, lifespan, transaction
 from aioqueue.events import JobClaimed
 from aioqueue.job import JobStatus, new_job_id
+from aioqueue.states import ProgressChanged
 from tests.kit import PATIENCE, MakeApp, Seen, passed
 from tests.sql.engine import Session
 
@@ -344,7 +345,11 @@ async def test_a_job_is_followed_to_its_end(app: AioQueue, seen: Seen) -> None:
     inside, goes_on = asyncio.Event(), asyncio.Event()
 
     @app.task(name="slow")
-    async def slow() -> str:
+    async def slow(ctx: JobContext) -> str:
+        await ctx.progress(0.4, "page 4 of 10")
+        async for event in app.job(ctx.job_id).watch():
+            if isinstance(event, ProgressChanged):
+                break
         inside.set()
         await goes_on.wait()
         return "done"
@@ -363,10 +368,13 @@ async def test_a_job_is_followed_to_its_end(app: AioQueue, seen: Seen) -> None:
         assert "no-store" in response.headers["cache-control"]
         assert response.headers["x-accel-buffering"].startswith("no")
         found = events(response.text)
-        states = [view["state"] for _, view in found]
-        assert [name for name, _ in found] == ["state"] * (len(found) - 1) + ["result"]
-        assert states in (["ready", "succeeded"], ["ready", "running", "succeeded"])
-        assert found[-1][1]["result"] == "done"
+        assert found == [
+            ("state", {"state": "ready", "attempt": 0, "progress": None, "result": None, "error": None}),
+            ("state", {"state": "running", "attempt": 1, "progress": None, "result": None, "error": None}),
+            ("progress", {"state": "running", "attempt": 1, "progress": {"value": 0.4, "message": "page 4 of 10"},
+                          "result": None, "error": None}),
+            ("result", {"state": "succeeded", "attempt": 1, "progress": None, "result": "done", "error": None}),
+        ]  # fmt: skip
         assert "\nretry: 2000\n" in response.text
         assert "\nid: end\n" in response.text
         # Who comes too late has all in one event; a browser that comes back after the end is told to stay away.

@@ -17,7 +17,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from tests.kit import PATIENCE, until
+from tests.kit import PATIENCE, passed, until
 from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
@@ -128,17 +128,35 @@ async def test_a_lifespan_that_fails_ends_the_server_and_hands_its_jobs_back(ser
     assert await boss.value(LIVE, 0)
 
 
-async def test_open_streams_do_not_keep_the_server(serve: Serve, boss: Session) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_open_streams_do_not_keep_the_server(serve: Serve, boss: Session, number: signal.Signals) -> None:
     async with serve() as served:
         job_id = await served.answer("/hold", method="POST")
-        await served.state(job_id, "running")
-        begun = asyncio.Event()
-        following = asyncio.create_task(follow(served, job_id, begun))
-        await begun.wait()
-        await served.end()
-        assert [line for line in await following if line.startswith("event")] == ["event: state"]
+        each = [asyncio.Event() for _ in range(3)]
+        following = [asyncio.create_task(follow(served, job_id, begun)) for begun in each]
+        for begun in each:
+            await passed(begun)
+        await served.end(number)
+        for lines in await asyncio.gather(*following):
+            names = [line for line in lines if line.startswith("event")]
+            assert names[-2:] == ["event: state", "event: progress"]
+            assert any('"progress":{"value":0.5,"message":"half"}' in line for line in lines)
     assert await boss.state(UUID(job_id)) == "ready"
     assert await boss.value(LIVE, 0)
+
+
+async def test_followers_who_leave_leave_nothing(serve: Serve) -> None:
+    async with serve() as served:
+        job_id = await served.answer("/hold", method="POST")
+        each = [asyncio.Event() for _ in range(3)]
+        following = [asyncio.create_task(follow(served, job_id, begun)) for begun in each]
+        for begun in each:
+            await passed(begun)
+        assert await served.answer("/waiting", lambda found: found == [1])
+        for task in following:
+            task.cancel()
+        await asyncio.wait(following)
+        assert await served.answer("/waiting", lambda found: found == [0]) == [0]
 
 
 async def follow(served: Served, job_id: str, begun: asyncio.Event) -> list[str]:
@@ -146,7 +164,8 @@ async def follow(served: Served, job_id: str, begun: asyncio.Event) -> list[str]
     async with served.http.stream("GET", f"/jobs/{job_id}/events") as response:
         async for line in response.aiter_lines():
             lines.append(line)
-            begun.set()
+            if line in ("event: progress", "event: result"):
+                begun.set()
     return lines
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fastapi import FastAPI
 
-from aioqueue import AioQueue, LeaseSettings
+from aioqueue import AioQueue, JobContext, LeaseSettings
 from aioqueue.contrib.fastapi import EVERY_TENANT, jobs_router, lifespan
 
 VERSION = int(os.environ.get("WEB_VERSION", "1"))
@@ -28,9 +28,10 @@ async def process() -> int:
 
 
 @app.task(name="hold")
-async def hold() -> int:
+async def hold(ctx: JobContext) -> int:
     """Never end in the first version."""
     started.set()
+    await ctx.progress(0.5, "half")
     if VERSION == 1:
         await asyncio.Event().wait()
     return VERSION
@@ -46,6 +47,12 @@ async def failing(_web: FastAPI) -> AsyncIterator[None]:
 
 web = FastAPI(lifespan=failing if "WEB_FAILS" in os.environ else lifespan(app, grace=0.2))
 web.include_router(jobs_router(app, auth=lambda: EVERY_TENANT))
+
+
+@web.get("/waiting")
+async def waiting() -> list[int]:
+    """Tell who waits for a job in this process: of results and streams."""
+    return [len(app.services("a test").reader._waiting)]
 
 
 @web.post("/{task}", status_code=202)
