@@ -6,6 +6,7 @@ A page whose fragments are whole in themselves has nothing here.
 from collections.abc import Awaitable, Callable
 from datetime import date
 
+import httpx
 import psycopg
 from fastapi import FastAPI
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -34,6 +35,7 @@ SQL = {
     "ALTER TABLE invoices ENABLE ROW LEVEL SECURITY; ALTER TABLE invoices FORCE ROW LEVEL SECURITY;",
     "tenants.md": "CREATE TABLE invoices (tenant_id int); CREATE TABLE tenants (id int); INSERT INTO tenants VALUES (42), (43);"
     "CREATE TABLE months (closed bool); INSERT INTO months VALUES (false);",
+    "fastapi.md": "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer text);",
     "transactions.md": "CREATE TABLE seen (id int); CREATE TABLE orders (id int, status text);"
     "CREATE TABLE letters (job_id uuid, sent bool);",
 }
@@ -86,6 +88,20 @@ async def it_has_printed_the_sums(page: PageRun) -> None:
     assert page.said["main.py"].split() == ["1550", "1550"]
 
 
+async def an_order_is_placed(page: PageRun) -> None:
+    """The request's row and its job are committed before its response, and the job is found by its id."""
+    await page.open_apps()
+    names = page.names
+    transport = httpx.ASGITransport(names["web"])
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as http, names["app"].worker():
+        answer = await http.post("/orders", json=names["order"].model_dump(mode="json"))
+        assert answer.status_code == 202, answer.text
+        assert await names["app"].job(answer.json()["job"], tenant="42").result(timeout=PATIENCE) == 1550
+        seen = await http.get(f"/jobs/{answer.json()['job']}")
+        assert seen.json()["result"] == 1550
+    await names["sessions"].kw["bind"].dispose()
+
+
 async def jobs_end_as_the_page_says(page: PageRun) -> None:
     names = page.names
     async with names["app"].worker():
@@ -106,6 +122,7 @@ async def month_is_closed(page: PageRun) -> None:
 
 
 AFTER: dict[str, Step] = {
+    "fastapi.md": an_order_is_placed,
     "README.md": it_has_printed_the_sums,
     "fairness.md": a_label_is_printed,
     "retries.md": jobs_end_as_the_page_says,

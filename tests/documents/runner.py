@@ -163,11 +163,19 @@ class PageRun:
         else:
             await ended(await self.start(text), block)
 
+    async def pytest(self, page: str) -> None:
+        """Run the page's tests, where it has some."""
+        if list(self.directory.glob("test_*.py")):
+            await ended(await self.start("python -m pytest -q -p no:cacheprovider -p no:randomly"), page)
+
     async def start(self, text: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             "bash", "-euo", "pipefail", "-c", text, cwd=self.directory, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            env={"PATH": os.environ["PATH"], "HOME": str(self.directory), "AIOQUEUE_DSN": self.database.dsn("worker")},
+            env={
+                "PATH": os.environ["PATH"], "HOME": str(self.directory), "AIOQUEUE_DSN": self.database.dsn("worker"),
+                "AIOQUEUE_TEST_DSN": self.database.server.dsn("superuser", "postgres"),
+            },
         )  # fmt: skip
 
 
@@ -178,11 +186,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def ended(process: asyncio.subprocess.Process, block: Block, said: str = "") -> str:
+async def ended(process: asyncio.subprocess.Process, what: object, said: str = "") -> str:
     """Wait until a command has ended well; what it has said."""
     async with asyncio.timeout(PATIENCE):
         said += (await process.communicate())[0].decode()
-    assert process.returncode == 0, f"{block} ended with {process.returncode}:\n{said}"
+    assert process.returncode == 0, f"{what} ended with {process.returncode}:\n{said}"
     return said
 
 

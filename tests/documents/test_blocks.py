@@ -96,5 +96,6 @@ async def test_the_page_runs(page: Path, page_database: Database, tmp_path: Path
             except Exception as error:
                 error.add_note(f"in the block {block}; what its fragments are given stands in tests/documents/given.py")
                 raise
+        await run.pytest(page.name)
         if page.name in given.AFTER:
             await given.AFTER[page.name](run)
