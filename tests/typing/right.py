@@ -5,13 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import assert_type, cast
 
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+
 from aioqueue import AioQueue
 from aioqueue.context import JobContext, JobTransaction
+from aioqueue.contrib.sqlalchemy import JobSession
 from aioqueue.job import Job, JobState
 from tests.typing.resources import Clients, fetch, in_thread, store, uses_none
 from tests.typing.resources import app as app_with_resources
 from tests.typing.tasks import (
     Order,
+    OwnSession,
     Total,
     add,
     add_bare,
@@ -25,6 +29,9 @@ from tests.typing.tasks import (
     plain_bare,
     plain_context,
     plain_context_bare,
+    stored,
+    stored_bare,
+    stored_own,
 )
 
 
@@ -46,6 +53,9 @@ async def enqueue(order: Order) -> None:
     assert_type(await plain_context_bare.enqueue(1), Job[bytes])
     assert_type(await nothing.enqueue(), Job[int])
     assert_type(await optional.enqueue(), Job[list[int]])
+    assert_type(await stored.enqueue(order, note="x"), Job[Total])
+    assert_type(await stored_bare.options(tenant="42").enqueue(1), Job[str])
+    assert_type(await stored_own.enqueue(n=1), Job[str])
 
 
 def enqueue_sync(order: Order) -> None:
@@ -80,3 +90,13 @@ async def call(order: Order) -> None:
     assert_type(await mail(context, "x"), None)
     assert_type(await add(1), int)
     assert_type(await plain(1), int)
+
+
+async def sessions(engine: AsyncEngine, session: JobSession) -> None:
+    AioQueue(session=async_sessionmaker(engine))
+    AioQueue(session=async_sessionmaker(engine, class_=OwnSession))
+    assert_type(await stored_bare(session, 1), str)
+    as_any_other: AsyncSession = session
+    await as_any_other.flush()
+    async with session.tenant("43"), session.begin_nested():
+        assert_type(session.attempt, int)

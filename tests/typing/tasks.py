@@ -8,8 +8,10 @@ from typing import Any
 from uuid import UUID
 
 from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from aioqueue.context import JobContext, JobTransaction
+from aioqueue.contrib.sqlalchemy import JobSession
 from aioqueue.job import Job, NewJob
 from aioqueue.retry import Retry
 from aioqueue.task import TaskRegistry
@@ -99,3 +101,24 @@ async def nothing() -> int:
 @app.task
 async def optional(items: list[int] | None = None) -> list[int]:
     return items or []
+
+
+class OwnSession(AsyncSession): ...
+
+
+class OwnJobSession(JobSession, OwnSession): ...
+
+
+@app.task(queue="billing")
+async def stored(session: JobSession, order: Order, *, note: str = "") -> Total:
+    return Total(amount=order.id)
+
+
+@app.task
+async def stored_bare(session: JobSession, n: int) -> str:
+    return str(n)
+
+
+@app.task
+async def stored_own(session: OwnJobSession, n: int) -> str:
+    return str(n)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import sessionmaker
+
 from aioqueue import AioQueue, CallNext
 from aioqueue.context import JobContext, JobTransaction
 from tests.typing.resources import app as app_with_resources
@@ -21,6 +24,9 @@ from tests.typing.tasks import (
     plain,
     plain_bare,
     plain_context_bare,
+    stored,
+    stored_bare,
+    stored_own,
 )
 
 
@@ -40,6 +46,9 @@ async def enqueue(order: Order) -> None:
     await plain_context_bare.enqueue("1")  # E
     await nothing.enqueue(1)  # E
     await bill.enqueue_many([1])  # E
+    await stored.enqueue("no")  # E
+    await stored_bare.enqueue()  # E
+    await stored_own.enqueue("1")  # E
 
 
 def enqueue_sync(order: Order) -> None:
@@ -99,3 +108,13 @@ async def takes_a_context(ctx: JobContext, call_next: CallNext) -> Any: ...
 AioQueue(resources=no_context)  # E
 AioQueue(middleware=[takes_nothing])  # E
 AioQueue(middleware=[takes_a_context])  # E
+
+
+def sessions(engine: AsyncEngine, session: AsyncSession) -> None:
+    AioQueue(session=sessionmaker())  # E
+    AioQueue(session=engine)  # E
+    AioQueue(session=session)  # E
+
+
+async def not_a_job_s(session: AsyncSession) -> None:
+    await stored_bare(session, 1)  # E
