@@ -24,6 +24,17 @@ PROCESSES = 4
 # Read by the type checkers, never run.
 collect_ignore = ["typing"]
 
+# What these show is the same on every version of the server, or they bring a server of their own.
+ONCE = (
+    "callers/test_recognise.py", "contrib", "documents", "flow/test_chaos.py", "flow/test_connections.py",
+    "flow/test_hosts.py", "flow/test_misbehaving.py", "flow/test_network.py", "flow/test_outages.py", "flow/test_waking.py",
+    "published", "test_benchmarks.py", "test_cli.py", "test_cli_dev.py", "test_cli_health.py", "test_cli_tenant.py",
+    "test_cli_worker.py", "test_demo.py", "test_documents.py", "test_dsn.py", "test_embedded.py", "test_endurance.py",
+    "test_events.py", "test_floor.py", "test_frames.py", "test_job.py", "test_job_log.py", "test_keep.py", "test_life.py",
+    "test_misbehaviours.py", "test_outcome.py", "test_patience.py", "test_payload.py", "test_public.py", "test_retry.py",
+    "test_settings.py", "test_suspect.py", "test_task.py", "test_typing.py", "testing",
+)  # fmt: skip
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("aioqueue")
@@ -48,9 +59,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if all(Path(argument.partition("::")[0]).is_file() for argument in config.args) else PROCESSES
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the slow ones, whatever the order: several processes share the tests, and none is to wait for the last."""
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what is to run on one version only; begin with the slow ones, since several processes share the tests."""
+    here = Path(__file__).parent
+    once = [here / path for path in ONCE]
+    for item in items:
+        if any(item.path.is_relative_to(path) for path in once):
+            item.add_marker(pytest.mark.once)
+    yield  # the folders' own marks, the choice by -m, the random order
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

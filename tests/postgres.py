@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -77,6 +78,7 @@ class Server:
         self.version = version
         self._numbers = count(1)
         self._users = -1
+        self._emptying: dict[str, psycopg.Connection[tuple[Any, ...]]] = {}
         # Closed to nobody on its way, since as root the server is another user; what is inside is closed.
         self._home = Path(tempfile.mkdtemp(prefix="aioqueue-test-", dir="/tmp")).resolve()
         self._home.chmod(0o711)
@@ -99,6 +101,8 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         try:
+            for conn in self._emptying.values():
+                conn.close()
             if self.cluster.address() is not None:
                 self.cluster.stop("immediate")
         finally:
@@ -130,11 +134,27 @@ class Server:
         Whoever still stands in a transaction after its test is ended, or else it would stop every later test.
         """
         try:
-            _truncate(database.dsn("owner"), schema)
+            self._truncate(database, schema)
         except psycopg.errors.LockNotAvailable:
             end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE xact_start IS NOT NULL"
             self._administer("postgres", [sql.SQL(end + " AND datname = {}").format(sql.Literal(database.name))])
-            _truncate(database.dsn("owner"), schema)
+            self._truncate(database, schema)
+
+    def _truncate(self, database: Database, schema: str) -> None:
+        # One connection for all tests: a new one would have to look each of the thousand sequences up first.
+        conn = self._emptying.get(database.name)
+        if conn is not None:
+            try:
+                _truncate(conn, schema)
+            except psycopg.OperationalError as error:
+                if isinstance(error, psycopg.errors.LockNotAvailable):
+                    raise
+                conn.close()  # the test has ended it, or the server
+            else:
+                return
+        conn = psycopg.connect(database.dsn("owner"), autocommit=True, connect_timeout=10, application_name="emptying")
+        self._emptying[database.name] = conn
+        _truncate(conn, schema)
 
     def _administer(self, database: str, commands: Iterable[sql.SQL | sql.Composed]) -> None:
         with psycopg.connect(self.dsn("superuser", database), autocommit=True, connect_timeout=10) as conn:
@@ -142,13 +162,14 @@ class Server:
                 conn.execute(command)
 
 
-def _truncate(dsn: str, schema: str) -> None:
-    with psycopg.connect(dsn, connect_timeout=10) as conn:
+def _truncate(conn: psycopg.Connection[tuple[Any, ...]], schema: str) -> None:
+    with conn.transaction():
         conn.execute("SET LOCAL lock_timeout = '2s'")
+        # Only what has been written to since it was last empty: TRUNCATE makes a new file for each table and index.
         tables = conn.execute(
             "SELECT relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = relnamespace"
-            " WHERE nspname = %s AND relkind IN ('r', 'p') AND NOT relispartition"
-            " AND relname NOT IN ('schema_version', 'id_range')",
+            " WHERE nspname = %s AND relkind = 'r' AND relname NOT IN ('schema_version', 'id_range')"
+            " AND pg_catalog.pg_relation_size(c.oid) > 0",
             [schema],
         ).fetchall()
         if tables:
@@ -156,7 +177,8 @@ def _truncate(dsn: str, schema: str) -> None:
             conn.execute(sql.SQL("TRUNCATE {} CASCADE").format(names))
         # The lanes' virtual time is in sequences, a thousand of them: only those that a test has moved.
         conn.execute(
-            "SELECT setval(format('%%I.%%I', schemaname, sequencename)::regclass, start_value, false)"
-            " FROM pg_catalog.pg_sequences WHERE schemaname = %s AND last_value IS NOT NULL",
+            "SELECT pg_catalog.setval(c.oid::regclass, seqstart, false) FROM pg_catalog.pg_class c"
+            " JOIN pg_catalog.pg_namespace n ON n.oid = relnamespace JOIN pg_catalog.pg_sequence ON seqrelid = c.oid"
+            " WHERE nspname = %s AND CASE relkind WHEN 'S' THEN pg_catalog.pg_sequence_last_value(c.oid) IS NOT NULL END",
             [schema],
         )

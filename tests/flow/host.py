@@ -59,6 +59,16 @@ async def restarts() -> None:
     say(f"{len(others)} tasks are left")
 
 
+async def windows() -> None:
+    """Open the app where Windows' own event loop seems to run."""
+    setattr(asyncio, "ProactorEventLoop", type(asyncio.get_running_loop()))  # noqa: B010 - there is none here
+    sys.platform = "win32"
+    try:
+        await app.open()
+    except ConfigurationError as error:
+        say(f"refused: {error}")
+
+
 async def waits() -> None:
     """Wait for twenty results, run a worker beside them, wait for one that comes, and then on until Ctrl-C."""
     async with app, asyncio.TaskGroup() as group:
@@ -75,5 +85,5 @@ async def waits() -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        asyncio.run({scene.__name__: scene for scene in (cancelled, lifespan, restarts, waits)}[sys.argv[1]]())
+        asyncio.run({scene.__name__: scene for scene in (cancelled, lifespan, restarts, waits, windows)}[sys.argv[1]]())
     say("done")

@@ -34,7 +34,9 @@ async def test_hundreds_of_cancelled_jobs_lose_no_connection(flow: Flow, superus
     assert worker.log.count("cannot reach the database") == 0
 
 
-async def test_a_job_cancelled_inside_its_query_leaves_none_running_and_the_next_one_works(flow: Flow, superuser: Session) -> None:
+async def test_a_job_cancelled_inside_its_query_leaves_none_running_and_the_next_one_works(
+    flow: Flow, superuser: Session
+) -> None:
     queries = f"{MINE} AND query = 'SELECT pg_sleep(60)' AND state = 'active'"
     await flow.start(lease=10, poll=0.1, pool=3)
     (job,) = await flow.enqueue("sleeps_in_query")

@@ -1,4 +1,4 @@
-"""Applications that embed a worker or wait for results, as processes (tests/flow/host.py): cancelled, left, started again, Ctrl-C."""
+"""Applications with a worker or with waiters, as processes (tests/flow/host.py): cancelled, left, started again, Ctrl-C."""
 
 import signal
 
@@ -72,3 +72,11 @@ async def test_a_subscription_is_added_while_others_wait_and_ctrl_c_ends_twenty_
     await ended_well(process)
     assert other.process.poll() is None
     assert {state for state, _ in (await flow.outcomes()).values()} == {"succeeded"}
+
+
+async def test_windows_own_event_loop_is_refused_in_one_line(flow: Flow) -> None:
+    process = host(flow, "windows")
+    await ended_well(process)
+    said = process.log.splitlines()
+    assert len(said) == 2
+    assert said[0].startswith("refused: ") and "SelectorEventLoop" in said[0]

@@ -75,3 +75,21 @@ async def test_a_loop_that_is_blocked_for_several_leases_keeps_its_jobs(flow: Fl
     await flow.until_ended(jobs)
     assert await flow.outcomes() == dict.fromkeys(jobs, ("succeeded", 1))
     assert await flow.starts() == {job: [1] for job in jobs}
+
+
+async def test_a_worker_with_free_slots_never_takes_a_job_again_that_it_runs_itself(flow: Flow) -> None:
+    worker = await flow.start("-c", "10", lease=1)
+    (job,) = await flow.enqueue("hold")
+    await flow.until_started(1)
+    others = []
+    for lease in range(1, 4):
+        await flow.until(
+            "EXISTS (SELECT FROM aioqueue.worker w, flow.note n WHERE n.job_id = %s AND w.beat_at > n.at + %s * interval '1 s')",
+            job, lease, alive=worker,
+        )  # fmt: skip
+        others += await flow.enqueue("quick")  # it looks for work, and finds some
+        await flow.until_ended(others)
+    await flow.open_gate()
+    await flow.until_ended([job])
+    assert await flow.starts() == {started: [1] for started in (job, *others)}
+    assert await flow.outcomes() == dict.fromkeys([job, *others], ("succeeded", 1))

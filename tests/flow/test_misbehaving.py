@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 
 import pytest
 
@@ -78,3 +79,52 @@ async def test_an_operators_cancel_frees_the_only_slot(flow: Flow) -> None:
     await flow.command("job", "cancel", str(stuck))
     await flow.until_ended([stuck, waits])
     assert await flow.outcomes() == {stuck: ("cancelled", 1), waits: ("succeeded", 1)}
+
+
+async def test_a_time_out_is_a_failed_attempt_with_its_own_error_and_a_back_off(flow: Flow) -> None:
+    await flow.start()
+    (job,) = await flow.enqueue("limited_for_long", max_attempts=3)
+    await flow.until("EXISTS (SELECT FROM aioqueue.attempt WHERE job_id = %s)", job)
+    (failed,) = await flow.owner.rows("SELECT reason, error_type FROM aioqueue.attempt WHERE job_id = %s", job)
+    assert failed == ("time limit", "aioqueue.errors.TimeLimitExceeded")
+    assert await flow.owner.state(job) == "scheduled", "and not begun again at once"
+    (dead,) = await flow.enqueue("limited", max_attempts=3)
+    await flow.until_ended([dead])
+    assert (await flow.outcomes())[dead] == ("dead", 3)
+    assert (await flow.starts())[dead] == [1, 2, 3]
+
+
+async def test_a_thread_that_goes_on_past_its_limit_is_said_to_and_ends_its_worker_in_order(flow: Flow) -> None:
+    worker = await flow.start("-c", "3")
+    (neighbour,) = await flow.enqueue("hold")
+    await flow.until_started(1)
+    (job,) = await flow.enqueue("thread_limited", max_attempts=1)
+    await flow.until_ended([job])
+    assert await flow.reasons(job) == ["time limit"]
+    await worker.logged("gave up on thread_limited")
+    assert await flow.value("NOT EXISTS (SELECT FROM flow.note WHERE job_id = %s AND what = 'end')", job), "it runs on"
+    (later,) = await flow.enqueue("quick")
+    await worker.logged("claims nothing more")
+    await flow.open_gate()
+    assert await worker.ended() == 1
+    assert (await flow.outcomes())[neighbour] == ("succeeded", 1)
+    assert await flow.owner.state(later) == "ready"
+    await flow.start()
+    await flow.until_ended([later])
+    assert (await flow.outcomes())[job] == ("dead", 1), "its end was written once"
+
+
+async def test_nothing_of_thousands_of_jobs_stays_in_memory(flow: Flow) -> None:
+    worker = await flow.start("-c", "50", lease=30)
+
+    async def megabytes(number: int) -> float:
+        payload = '{"text": "%s"}' % ("x" * 50_000)
+        jobs = await flow.enqueue("weigh", number, payload=payload)
+        jobs += await flow.enqueue("raises_in_thread", number // 10, payload='{"error": "Unprintable"}', max_attempts=1)
+        await flow.until_ended(jobs)
+        shown = subprocess.run(["ps", "-o", "rss=", "-p", str(worker.pid)], capture_output=True, text=True, check=True)  # noqa: ASYNC221
+        return int(shown.stdout) / 1024
+
+    before = await megabytes(300)
+    grown = await megabytes(1200) - before
+    assert grown < 30, "sixty megabytes went through it"

@@ -77,7 +77,9 @@ async def test_a_stop_ends_in_time_while_the_network_swallows_everything(flow: F
     assert "Traceback" not in worker.log
 
 
-async def test_a_worker_that_cannot_reach_its_database_is_unhealthy_and_gives_up_after_its_limit(flow: Flow, proxy: Proxy) -> None:
+async def test_a_worker_that_cannot_reach_its_database_is_unhealthy_and_gives_up_after_its_limit(
+    flow: Flow, proxy: Proxy
+) -> None:
     proxy.mode = "swallow"
     worker = await flow.start("--health", "0", "--start-timeout", "3", ready=False)
     await worker.logged("cannot reach the database")

@@ -1,12 +1,17 @@
 """The database goes away under load: the worker keeps its process, every job ends, none runs oftener than was counted."""
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from psycopg import AsyncConnection
 
-from tests.flow.processes import Flow, reconnect
+from aioqueue.store import Store
+from tests.flow.processes import TABLES, Flow, reconnect
+from tests.outage.server import DATABASE, OutageServer, Standby
 from tests.postgres import FAST, Server
+from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
 
@@ -53,3 +58,41 @@ async def test_every_connection_of_the_worker_is_ended_again_and_again(flow: Flo
     assert {state for state, _ in (await flow.outcomes()).values()} == {"succeeded"}
     counted = await flow.owner.rows("SELECT job_id, count(*) FROM flow.counted GROUP BY job_id")
     assert dict(counted) == dict.fromkeys(jobs[200:], 1)
+
+
+@pytest.fixture
+def primary(request: pytest.FixtureRequest, schema: str) -> Iterator[OutageServer]:
+    """A primary that ends with its test."""
+    with OutageServer(int(str(request.config.getoption("postgres"))), schema) as server:
+        yield server
+
+
+async def test_a_worker_leaves_a_server_that_can_only_read_for_the_promoted_standby(
+    primary: OutageServer, schema: str, tmp_path: Path
+) -> None:
+    owner = await AsyncConnection.connect(primary.dsn("owner", DATABASE), autocommit=True)
+    flow = Flow(Session(owner, Store(schema)), primary.tcp(), schema, tmp_path)
+    standby = None
+    try:
+        await owner.execute(TABLES)
+        standby = await asyncio.to_thread(Standby, primary)
+        hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+        rest = f"{DATABASE}?target_session_attrs=read-write&connect_timeout=2"
+        flow.dsn = f"postgresql://aioqueue_worker@{hosts}/{rest}"
+        worker = await flow.start(lease=15)
+        (held,) = await flow.enqueue("nap", payload='{"seconds": 4}')
+        await flow.until("EXISTS (SELECT FROM aioqueue.live WHERE worker IS NOT NULL)", alive=worker)
+        # The old one lives on, as it does when it was cut off and comes back.
+        await asyncio.to_thread(primary.run, "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()")
+        await asyncio.to_thread(standby.promote)
+        await owner.close()
+        flow.owner.conn = await AsyncConnection.connect(standby.cluster.dsn("aioqueue_owner", DATABASE), autocommit=True)
+        (after,) = await flow.enqueue("counted")
+        await flow.until_ended([held, after])
+        assert await flow.outcomes() == {held: ("succeeded", 1), after: ("succeeded", 1)}
+        assert worker.process.poll() is None
+    finally:
+        flow.kill_all()
+        await flow.owner.conn.close()
+        if standby is not None:
+            await asyncio.to_thread(standby.close)

@@ -48,4 +48,4 @@ async def test_many_processes_share_two_sessions_and_no_statement_of_one_is_miss
         assert await jobs[-1].result(timeout=PATIENCE) == 29
     assert {state for state, _ in (await flow.outcomes()).values()} == {"succeeded"}
     assert await flow.value("count(*) = 60 AND count(DISTINCT job_id) = 60 FROM flow.counted")
-    assert "prepared statement" not in "".join(worker.log for worker in workers)
+    assert 'prepared statement "' not in "".join(worker.log for worker in workers)

@@ -144,6 +144,24 @@ async def test_the_transaction_of_a_worker_frozen_past_its_lease_leaves_nothing(
     assert await flow.value("NOT EXISTS (SELECT FROM pg_stat_activity WHERE state LIKE 'idle in transaction%%')")
 
 
+async def test_jobs_that_end_while_their_worker_is_declared_dead_have_one_end_each(flow: Flow) -> None:
+    workers = [await flow.start("-c", "10", lease=3) for _ in range(2)]
+    jobs = await flow.enqueue("weigh", 1500, payload='{"text": "x"}', max_attempts=1000)
+    for part in range(1, 11):
+        await flow.until("count(*) >= %s FROM aioqueue.outcome", part * 100)
+        # To the database its lease has ended, at any moment of its work; the other one rescues, it goes on under a new identity.
+        await flow.owner.rows("UPDATE aioqueue.worker SET lease_until = beat_at WHERE pid = %s", workers[part % 2].pid)
+    await flow.until_ended(jobs)
+    assert {state for state, _ in (await flow.outcomes()).values()} == {"succeeded"}
+    left = "(SELECT count(*) FROM aioqueue.live) + (SELECT count(*) FROM aioqueue.scheduled)"
+    assert await flow.value(f"(SELECT count(*) FROM aioqueue.outcome) = %s AND {left} = 0", len(jobs))
+    assert await flow.value("EXISTS (SELECT FROM aioqueue.attempt WHERE reason = 'worker lost')"), "some were taken over"
+    for job, (_, attempt) in (await flow.outcomes()).items():
+        if attempt > 1:
+            assert [number for number, _, _ in await flow.owner.attempts(job)] == list(range(1, attempt))
+    assert all(worker.process.poll() is None for worker in workers)
+
+
 @pytest.mark.slow
 async def test_one_poison_job_among_500_is_dead_and_all_its_neighbours_succeed(flow: Flow) -> None:
     jobs = await flow.enqueue("nap", 250, payload='{"seconds": 2}', max_attempts=3)

@@ -1,5 +1,6 @@
 """Signals: the first drains, with the lease kept up to the end; the second hands back, spared."""
 
+import asyncio
 import signal
 
 import pytest
@@ -66,3 +67,26 @@ async def test_a_cancel_reaches_a_job_while_its_worker_drains(flow: Flow) -> Non
     await flow.command("job", "cancel", str(job))
     assert await worker.ended() == 0
     assert await flow.outcomes() == {job: ("cancelled", 1)}
+
+
+async def test_a_third_sigterm_exits_at_once_and_the_lease_decides(flow: Flow) -> None:
+    worker = await flow.start(lease=6)
+    (job,) = await flow.enqueue("block", payload='{"seconds": 600}')
+    await flow.until_started(1)
+    # The blocked loop cannot say that it has seen one; equal signals that come together count as one.
+    while worker.process.poll() is None:
+        worker.signal(signal.SIGTERM)
+        await asyncio.sleep(0.02)
+    assert worker.process.returncode == 1
+    assert await flow.owner.state(job) == "running"
+    await flow.owner.rows("UPDATE aioqueue.job SET payload = '{\"seconds\": 0}' WHERE id = %s", job)
+    await flow.start()
+    await flow.until_ended([job])
+    assert await flow.outcomes() == {job: ("succeeded", 2)}
+
+
+async def test_a_worker_that_drains_ends_by_itself_once_nothing_is_ready(flow: Flow) -> None:
+    jobs = await flow.enqueue("quick", 20)
+    worker = await flow.start("--drain", "-c", "3", ready=False)
+    assert await worker.ended() == 0
+    assert await flow.outcomes() == dict.fromkeys(jobs, ("succeeded", 1))

@@ -5,8 +5,10 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -15,7 +17,7 @@ import psycopg
 
 from aioqueue import migrate
 from aioqueue.embedded import hold, keep
-from aioqueue.embedded_cluster import SUPERUSER
+from aioqueue.embedded_cluster import SUPERUSER, Cluster
 from aioqueue.sql import place
 from tests.postgres import FAST, Database, Server
 
@@ -133,6 +135,41 @@ class OutageServer(Server):
             yield
         finally:
             self.go_on()
+
+
+class Standby:
+    """A synchronous standby of a server."""
+
+    def __init__(self, primary: OutageServer) -> None:
+        self.port = free_port()
+        self._home = Path(tempfile.mkdtemp(prefix="aioqueue-test-", dir="/tmp")).resolve()
+        self._home.chmod(0o711)
+        user = primary.cluster.user
+        self.cluster = Cluster(self._home, primary.cluster.bin_dir, user)
+        inside = self._home / "inside"
+        inside.mkdir(0o700)
+        self.cluster.run_dir.mkdir(0o700)
+        if user:
+            os.chown(inside, user.uid, user.gid)
+            os.chown(self.cluster.run_dir, user.uid, user.gid)
+        source = f"host=127.0.0.1 port={primary.port} user=postgres application_name=standby"
+        primary.cluster._run("pg_basebackup", "-D", str(inside / "pgdata"), "-R", "-c", "fast", "--no-sync", "-d", source)
+        self.cluster.pgdata.symlink_to(inside / "pgdata")
+        self.cluster.start({**SAFE, "port": str(self.port)})
+        primary.run("ALTER SYSTEM SET synchronous_standby_names = 'standby'", "SELECT pg_reload_conf()")
+
+    def promote(self) -> None:
+        """Make it the primary."""
+        with psycopg.connect(self.cluster.dsn("postgres", "postgres"), autocommit=True) as conn:
+            conn.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            conn.execute("SELECT pg_reload_conf()")
+            assert conn.execute("SELECT pg_promote(true, 30)").fetchone() == (True,)
+
+    def close(self) -> None:
+        """Stop it and remove it."""
+        if self.cluster.address() is not None:
+            self.cluster.stop("immediate")
+        shutil.rmtree(self._home, ignore_errors=True)
 
 
 def _children(parent: int) -> list[int]:

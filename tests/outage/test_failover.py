@@ -1,61 +1,20 @@
 """The server is another one now, or can only read."""
 
 import asyncio
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from uuid import UUID
 
-import psycopg
 import pytest
 
-from aioqueue.embedded_cluster import Cluster
 from aioqueue.events import DatabaseLost, ListenerConnected, WorkerStarted
 from tests.outage.scene import Scene, make_scene
-from tests.outage.server import SAFE, OutageServer, free_port
+from tests.outage.server import OutageServer, Standby
 
 pytestmark = pytest.mark.anyio
 
 READ_ONLY = "ALTER SYSTEM SET default_transaction_read_only = on"
 WRITABLE = "ALTER SYSTEM RESET default_transaction_read_only"
 RELOAD = "SELECT pg_reload_conf()"
-
-
-class Standby:
-    """A synchronous standby of a server."""
-
-    def __init__(self, primary: OutageServer) -> None:
-        self.port = free_port()
-        self._home = Path(tempfile.mkdtemp(prefix="aioqueue-test-", dir="/tmp")).resolve()
-        self._home.chmod(0o711)
-        user = primary.cluster.user
-        self.cluster = Cluster(self._home, primary.cluster.bin_dir, user)
-        inside = self._home / "inside"
-        inside.mkdir(0o700)
-        self.cluster.run_dir.mkdir(0o700)
-        if user:
-            os.chown(inside, user.uid, user.gid)
-            os.chown(self.cluster.run_dir, user.uid, user.gid)
-        source = f"host=127.0.0.1 port={primary.port} user=postgres application_name=standby"
-        primary.cluster._run("pg_basebackup", "-D", str(inside / "pgdata"), "-R", "-c", "fast", "--no-sync", "-d", source)
-        self.cluster.pgdata.symlink_to(inside / "pgdata")
-        self.cluster.start({**SAFE, "port": str(self.port)})
-        primary.run("ALTER SYSTEM SET synchronous_standby_names = 'standby'", RELOAD)
-
-    def promote(self) -> None:
-        """Make it the primary."""
-        with psycopg.connect(self.cluster.dsn("postgres", "postgres"), autocommit=True) as conn:
-            conn.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            conn.execute(RELOAD)
-            assert conn.execute("SELECT pg_promote(true, 30)").fetchone() == (True,)
-
-    def close(self) -> None:
-        """Stop it and remove it."""
-        if self.cluster.address() is not None:
-            self.cluster.stop("immediate")
-        shutil.rmtree(self._home, ignore_errors=True)
 
 
 @pytest.fixture
