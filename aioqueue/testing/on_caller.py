@@ -65,7 +65,7 @@ class OnCaller:
         self._worker = compose(app, app.database, Observers([app.observers.emit]), faults, resources, 1)
         runner = self._worker.slots.runner
         runner._sink = self._sink
-        runner._transactions = SavepointTransactions(app.database, app.store, app.settings, conn)
+        runner._transactions = SavepointTransactions(app.store, app.settings, conn)
 
     async def run_one(self, job_id: UUID) -> Runs:
         """Run one ready job. Raises TestingError for another."""

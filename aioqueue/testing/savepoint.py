@@ -15,18 +15,16 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.pq import TransactionStatus
 
 from aioqueue.callers.caller import is_a
-from aioqueue.context import JobTransaction
-from aioqueue.database import Database
+from aioqueue.context import HeldSession, InTransaction, JobTransaction, running_job
 from aioqueue.errors import InvalidResult, LeaseLost, TransactionViolation
 from aioqueue.identity import MARKER, ROLE, Identity
 from aioqueue.job import Claimed
 from aioqueue.job_connection import LEFT, JobConnection
 from aioqueue.nested import Nesting, OnConnection
-from aioqueue.open_transaction import OpenTransaction
 from aioqueue.pooler import PoolConnection
 from aioqueue.settings import Settings
 from aioqueue.store import NOT_OWNED, REFUSED, VIOLATION, Store
-from aioqueue.transaction import JobTransactions
+from aioqueue.terms import Terms
 
 from .ran import TestingError
 
@@ -59,75 +57,133 @@ async def psycopg_connection(on: Any) -> AsyncConnection[Any]:
     return conn
 
 
-class SavepointTransaction(OpenTransaction):
+class SavepointTransaction:
     """One savepoint, under the terms of a job's transaction, but for its time-outs: those end a session, the test's."""
 
-    async def begin(self, seconds: float) -> None:
+    face: JobTransaction[Any]
+    settle: None = None
+
+    def __init__(self, store: Store, terms: Terms, conn: AsyncConnection[Any]) -> None:
+        self._store = store
+        self._terms = terms
+        self._conn = conn
+        self._given: JobConnection
+        self._nesting: Nesting
+        self._role = ""
+        self._handlers: tuple[Any, Any] = (None, None)
+
+    async def begin(self) -> None:
         """SAVEPOINT and the local settings."""
-        values = {**self._identity.settings, MARKER: self._terms.marker, "row_security": "on"}
+        terms, identity = self._terms, self._terms.identity
         await run_statement(self._conn, f"SAVEPOINT {POINT}")
+        values = {**identity.settings, MARKER: terms.marker, "row_security": "on"}
         row = await (await self._store.set_local(self._conn, values)).fetchone()
-        if self._identity.role is not None:
-            await self._store.set_role(self._conn, self._identity.role)
+        if identity.role is not None:
+            await self._store.set_role(self._conn, identity.role)
         self._role = "none" if row is None else row[0]
-        self._nesting = Nesting(self._settings.tenants, self._job, self._identity, role=self._role, marker=self._terms.marker)
-        # The test's own connection has handlers, which the job's object would take for its own.
+        self._nesting = Nesting(terms.settings.tenants, terms.job, identity, role=self._role, marker=terms.marker)
+        # The test's own connection has handlers, in whose place the job's object puts its own.
         self._handlers = self._conn.pgconn.notice_handler, self._conn.pgconn.notify_handler
-        self._given = JobConnection(self._conn, self._nesting.check)
-        self.face = JobTransaction(self._job, self._given, self._nesting)
+        # It is no pool's; nothing that is used of it there is a pool's.
+        self._given = JobConnection(cast(PoolConnection, self._conn), self._nesting.check)
+        self.face = JobTransaction(terms.job, self._given, self._nesting)
         self._nesting.on = OnConnection(self._store, self._given)
 
-    async def _end(self, statement: str, *result: str) -> BaseException | None:
-        self._check_status()
-        self._put_back_handlers()
-        try:
-            if self._identity.role is not None:
-                await self._store.leave_role(self._conn, self._role, seen=ROLE)
-            await self._store.execute(self._conn, statement, (*self._job.fence, json.dumps(self._expected), *result))
-        except psycopg.Error as error:
-            if error.sqlstate == NOT_OWNED:
-                raise LeaseLost(self._job.job_id) from None
-            if error.sqlstate == VIOLATION:
-                raise TransactionViolation(str(error).partition("\n")[0]) from None
-            if (error.sqlstate or "")[:2] in REFUSED:
-                raise InvalidResult(self._job.task, f"PostgreSQL refuses it: {error}") from None
-            raise
-        await run_statement(self._conn, f"RELEASE SAVEPOINT {POINT}")
-        self._ended = True
-        return None
+    async def finish(self, result: str) -> None:
+        """Record success, and release the savepoint. `result` is JSON text. Raises what a job's own transaction does."""
+        await self._end("finish", result)
 
-    async def abort(self, error: BaseException) -> None:
+    async def confirm(self) -> None:
+        """Check that the job is still this worker's, and release the savepoint."""
+        await self._end("confirm")
+
+    async def roll_back(self) -> None:
         """Roll back to the savepoint. Raises TestingError where user code has ended the test's transaction."""
-        if self._ended:
-            return
-        self._ended = True
         self._take_back()
-        self._put_back_handlers()
         if self._conn.closed or self._conn.info.transaction_status == TransactionStatus.IDLE:
-            raise TestingError(f"{LEFT}: it was the test's; nothing of it can be rolled back any more") from error
+            raise TestingError(f"{LEFT}: it was the test's, of which nothing can be rolled back any more")
         await run_statement(self._conn, f"ROLLBACK TO SAVEPOINT {POINT}")
         await run_statement(self._conn, f"RELEASE SAVEPOINT {POINT}")
 
-    async def release(self) -> None:
-        """Leave the connection to the test."""
+    async def _end(self, statement: str, *result: str) -> None:
+        self._take_back()
+        self._check()
+        terms = self._terms
+        expected = terms.expected(self._role, self._conn.info.parameter_status("session_authorization"))
+        try:
+            if terms.identity.role is not None:
+                await self._store.leave_role(self._conn, self._role, seen=ROLE)
+            await self._store.execute(self._conn, statement, (*terms.job.fence, json.dumps(expected), *result))
+        except psycopg.Error as error:
+            if error.sqlstate == NOT_OWNED:
+                raise LeaseLost(terms.job.job_id) from None
+            if error.sqlstate == VIOLATION:
+                raise TransactionViolation(str(error).partition("\n")[0]) from None
+            if (error.sqlstate or "")[:2] in REFUSED:
+                raise InvalidResult(terms.job.task, f"PostgreSQL refuses it: {error}") from None
+            raise
+        await run_statement(self._conn, f"RELEASE SAVEPOINT {POINT}")
 
-    def _put_back_handlers(self) -> None:
+    def _take_back(self) -> None:
+        """Take the connection from user code, for good."""
+        self._given.kill()
+        self.face.detach()
         self._conn.pgconn.notice_handler, self._conn.pgconn.notify_handler = self._handlers
 
+    def _check(self) -> None:
+        given, status = self._given, self._conn.info.transaction_status
+        if given.left:
+            raise TransactionViolation(LEFT)
+        if given.closed_by_user:
+            raise TransactionViolation("the task broke its transaction: it closed its connection")
+        if given.in_use or status == TransactionStatus.ACTIVE:
+            raise TransactionViolation("the task broke its transaction: it ended while a statement was under way in it")
+        if status == TransactionStatus.INERROR:
+            raise TransactionViolation("a statement failed in the job's transaction and the task went on")
+        if self._nesting.broken is not None:
+            raise self._nesting.broken
+        if given.open_blocks:
+            raise TransactionViolation("the task broke its transaction: it left a transaction() block open")
 
-class SavepointTransactions(JobTransactions):
+
+class SavepointTransactions:
     """Opens the transactions of jobs on one connection, which has a transaction open."""
 
-    def __init__(self, database: Database, store: Store, settings: Settings, conn: AsyncConnection[Any]) -> None:
-        super().__init__(database, store, settings, hint=lambda _kind: None)
-        # It is no pool's; nothing that is used of it here is a pool's.
-        self._conn = cast(PoolConnection, conn)
+    def __init__(self, store: Store, settings: Settings, conn: AsyncConnection[Any]) -> None:
+        self._store = store
+        self._settings = settings
+        self._conn = conn
 
-    async def _begin(self, job: Claimed, seconds: float, wait: float | None) -> OpenTransaction:
-        identity = Identity.of(job, self._settings.tenants)
-        opened = SavepointTransaction(self._store, self._database, self._settings, job, identity, self._conn)
-        await opened.begin(seconds)
-        return opened
+    @contextlib.asynccontextmanager
+    async def own(self, job: Claimed, seconds: float) -> AsyncIterator[SavepointTransaction]:
+        """The one that a task runs in; the caller ends it with `finish`, an exception rolls it back."""
+        terms = Terms(job, Identity.of(job, self._settings.tenants), self._settings)
+        opened = SavepointTransaction(self._store, terms, self._conn)
+        await opened.begin()
+        try:
+            yield opened
+        except BaseException:
+            await opened.roll_back()
+            raise
+
+    def in_session(
+        self, job: Claimed, seconds: float, kind: type[HeldSession[Any]]
+    ) -> contextlib.AbstractAsyncContextManager[SavepointTransaction]:
+        """None: on_caller.py refuses such a task before it runs."""
+        raise TestingError(f"task {job.task!r} takes a session, which has a transaction of its own")
+
+    @contextlib.asynccontextmanager
+    async def short(self, job: Claimed, seconds: float) -> AsyncIterator[JobTransaction[Any]]:
+        """One on the way."""
+        if isinstance(running_job.get(), InTransaction):
+            raise TransactionViolation("a transaction of this job is open already: use a savepoint, or end the first")
+        async with self.own(job, seconds) as opened:
+            outer = running_job.set(opened.face)
+            try:
+                yield opened.face
+            finally:
+                running_job.reset(outer)
+            await opened.confirm()
 
 
 @contextlib.asynccontextmanager

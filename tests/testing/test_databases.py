@@ -19,7 +19,7 @@ from tests.postgres import Server
 # They all look at the databases of one server.
 pytestmark = pytest.mark.xdist_group("test databases")
 
-RUN = "0000beef"
+RUN, DEAD = "0000beef", "dead0000"
 
 
 @pytest.fixture
@@ -31,7 +31,9 @@ def admin(server: Server) -> Iterator[str]:
 
 
 def names(conn: psycopg.Connection) -> list[str]:
-    return sorted(name for (name,) in conn.execute("SELECT datname FROM pg_database WHERE datname ~ %s", [f"^{PREFIX}"]))
+    return sorted(
+        name for (name,) in conn.execute("SELECT datname FROM pg_database WHERE datname ~ %s", [f"^{PREFIX}({RUN}|{DEAD})"])
+    )
 
 
 def all_names(admin: str) -> list[str]:
@@ -105,7 +107,7 @@ def test_a_template_that_failed_is_made_anew(admin: str, schema: str) -> None:
 KILLED = """
 import sys
 from aioqueue.testing import Databases
-databases = Databases(sys.argv[1], run="dead0000", schema=sys.argv[2]).__enter__()
+databases = Databases(sys.argv[1], run=sys.argv[3], schema=sys.argv[2]).__enter__()
 databases.take()
 print("ready", flush=True)
 sys.stdin.read()
@@ -114,14 +116,14 @@ sys.stdin.read()
 
 def test_what_a_killed_run_has_left_is_dropped_by_the_next(admin: str, schema: str) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, admin, schema], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", KILLED, admin, schema, DEAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdin is not None
     with process.stdout, process.stdin:
         assert process.stdout.readline() == "ready\n"
         with Databases(admin, run=RUN, schema=schema):
-            assert f"{PREFIX}dead0000_main_1" in all_names(admin), "it lives"
+            assert f"{PREFIX}{DEAD}_main_1" in all_names(admin), "it lives"
         process.send_signal(signal.SIGKILL)
         process.wait()
         while all_names(admin):  # until the server has noticed its end

@@ -63,7 +63,7 @@ def test_a_task_that_is_not_there_is_said_so(app: AioQueue[Any], wrong: Any) -> 
 def test_a_point_that_is_not_there_is_said_so(app: AioQueue[Any]) -> None:
     queue = testing.Queue(app, AsyncExitStack())
     with pytest.raises(testing.TestingError, match="before_record"):
-        queue.crash_worker_at("during_lunch")  # pyright: ignore[reportArgumentType]
+        queue.crash_worker_at("during_lunch")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

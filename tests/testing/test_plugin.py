@@ -5,12 +5,16 @@ import os
 import re
 import subprocess
 import sys
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from aioqueue.testing import Databases
 from aioqueue.testing.databases import PREFIX
+from aioqueue.testing.plugin import run_name
 from tests.postgres import Server
 
 pytestmark = [pytest.mark.xdist_group("test databases"), pytest.mark.timeout(240)]
@@ -79,6 +83,8 @@ async def test_rolled_back(queue, aioqueue_dsn):
 ANYIO = ("", "@pytest.fixture", "pytestmark = pytest.mark.anyio", "asyncio")
 STRICT = ("import pytest_asyncio", "@pytest_asyncio.fixture", "pytestmark = pytest.mark.asyncio", "anyio")
 AUTO = ("", "@pytest.fixture", "", "anyio")
+ASYNCIO = "-oasyncio_default_fixture_loop_scope=function"
+"""pytest-asyncio warns of everybody who does not say it."""
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +104,7 @@ def uid(server: Server, schema: str) -> Iterator[str]:
 @pytest.fixture
 def project(tmp_path: Path, schema: str) -> Path:
     (tmp_path / "app.py").write_text(APP.format(schema=schema))
-    (tmp_path / "pytest.ini").write_text(
-        f"[pytest]\naioqueue_schema = {schema}\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n"
-    )
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\naioqueue_schema = {schema}\nfilterwarnings = error\n")
     return tmp_path
 
 
@@ -112,21 +116,22 @@ def write(project: Path, kind: tuple[str, str, str, str]) -> str:
     return f"-pno:{other}"
 
 
-def run(project: Path, server: Server, *options: str, code: int = 0, **env: str) -> str:
-    """Run pytest in the project on the server of these tests; its output."""
+def run(project: Path, server: Server, *options: str, uid: str, own_run: bool = False, **env: str) -> str:
+    """Run pytest in the project on the server of these tests, as a process of run `uid` or as a run of its own; its output."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "AIOQUEUE", "PG"))}
+    here = {"AIOQUEUE_TEST_DSN": server.dsn("superuser", "postgres")} | ({} if own_run else {"PYTEST_XDIST_TESTRUNUID": uid})
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--tb=short", "-pno:randomly", "-pno:cacheprovider", *options],
         cwd=project,
-        env={**inherited, "AIOQUEUE_TEST_DSN": server.dsn("superuser", "postgres"), **env},
+        env={**inherited, **here, **env},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == code, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     with psycopg.connect(server.dsn("superuser", "postgres")) as conn:
-        left = conn.execute("SELECT datname FROM pg_database WHERE datname ~ %s", [f"^{PREFIX}"]).fetchall()
-    assert left == []
+        left = {name for (name,) in conn.execute("SELECT datname FROM pg_database WHERE datname ~ %s", [f"^{PREFIX}"])}
+    assert left == {PREFIX + run_name(uid)}
     return done.stdout
 
 
@@ -140,25 +145,26 @@ def test_the_kit_needs_no_pytest() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
 
 
-def test_under_anyio_s_plugin(project: Path, server: Server) -> None:
-    out = run(project, server, write(project, ANYIO), "--aioqueue-timings")
+def test_under_anyio_s_plugin(project: Path, server: Server, uid: str) -> None:
+    out = run(project, server, write(project, ANYIO), "--aioqueue-timings", uid=uid)
     assert "2 passed" in out
     assert re.search(r"3 created: median \d+ ms", out)
     assert re.search(r"2 waited for by tests: median \d+ ms", out)
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("strict", STRICT), ("auto", AUTO)])
-def test_under_pytest_asyncio(project: Path, server: Server, mode: str, kind: tuple[str, str, str, str]) -> None:
-    assert "2 passed" in run(project, server, write(project, kind), f"--asyncio-mode={mode}")
+def test_under_pytest_asyncio(project: Path, server: Server, uid: str, mode: str, kind: tuple[str, str, str, str]) -> None:
+    assert "2 passed" in run(project, server, write(project, kind), ASYNCIO, f"--asyncio-mode={mode}", uid=uid)
 
 
-def test_with_both_plugins_installed(project: Path, server: Server) -> None:
+@pytest.mark.slow
+def test_with_both_plugins_installed(project: Path, server: Server, uid: str) -> None:
     write(project, ANYIO)
-    assert "2 passed" in run(project, server)
+    assert "2 passed" in run(project, server, ASYNCIO, uid=uid)
 
 
-def test_with_processes_of_xdist(project: Path, server: Server) -> None:
-    out = run(project, server, write(project, ANYIO), "-n2", "--aioqueue-timings")
+def test_with_processes_of_xdist(project: Path, server: Server, uid: str) -> None:
+    out = run(project, server, write(project, ANYIO), "-n2", "--aioqueue-timings", uid=uid, own_run=True)
     assert "2 passed" in out
     assert re.search(r"2 waited for by tests: median \d+ ms", out)
 
@@ -181,20 +187,18 @@ def test_two(aioqueue_shared_dsn):
 """
 
 
-def test_a_role_and_a_database_for_all_tests(project: Path, server: Server) -> None:
+def test_a_role_and_a_database_for_all_tests(project: Path, server: Server, uid: str) -> None:
     write(project, AUTO)
-    conftest = project / "conftest.py"
-    conftest.write_text(conftest.read_text().replace('text)")', 'text); GRANT ALL ON note TO aioqueue_worker")'))
     (project / "test_app.py").write_text(SHARED)
-    assert "2 passed" in run(project, server, "--aioqueue-role=aioqueue_worker", "--asyncio-mode=auto")
+    assert "2 passed" in run(project, server, "--aioqueue-role=aioqueue_worker", ASYNCIO, "--asyncio-mode=auto", uid=uid)
 
 
-def test_the_dsn_is_given_in_one_of_three_ways(project: Path, server: Server) -> None:
+@pytest.mark.slow
+def test_the_dsn_is_given_by_option_or_configuration_first(project: Path, server: Server, uid: str) -> None:
     write(project, AUTO)
     dsn, wrong = server.dsn("superuser", "postgres"), "postgresql://nobody@nowhere.invalid/none"
-    options = ("--asyncio-mode=auto", "-k", "rolled")
-    assert "1 passed" in run(project, server, f"--aioqueue-dsn={dsn}", *options, AIOQUEUE_TEST_DSN=wrong)
+    options = (ASYNCIO, "--asyncio-mode=auto", "-k", "rolled")
+    assert "1 passed" in run(project, server, f"--aioqueue-dsn={dsn}", *options, uid=uid, AIOQUEUE_TEST_DSN=wrong)
     with (project / "pytest.ini").open("a") as file:
         file.write(f"aioqueue_dsn = {dsn}\n")
-    assert "1 passed" in run(project, server, *options, AIOQUEUE_TEST_DSN=wrong)
-    assert "nowhere.invalid" in run(project, server, f"--aioqueue-dsn={wrong}", *options, code=1)
+    assert "1 passed" in run(project, server, *options, uid=uid, AIOQUEUE_TEST_DSN=wrong)
