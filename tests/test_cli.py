@@ -34,7 +34,7 @@ from aioqueue.migrate import code_version, grants, script
 from aioqueue.sql import quote_schema
 from tests.kit import session
 from tests.postgres import Database
-from tests.sql.engine import Session, entry
+from tests.sql.engine import Session, entry, progress
 
 T = TypeVar("T")
 
@@ -103,6 +103,7 @@ async def one_of_each(one: Session) -> dict[str, UUID]:
     jobs = {job.job_id: job for job in await one.claim(worker)}
     failure = entry(jobs[dead], "error", t="ValueError", m="broken\nin two", b="Traceback: here\n")
     await one.record(worker, entry(jobs[done], r={"total": 3}), failure)
+    await one.store.report(one.conn, json.dumps([progress(jobs[running], 0.4, m="page 4 of 10")]))
     cancelled = await one.enqueue_one()
     await one.cancel(cancelled)
     ready = await one.enqueue_one(tenant="b", priority=1, payload=json.dumps({"text": "long " * 100}))
@@ -329,6 +330,7 @@ def test_show(call: Call, worker_dsn: str, prepare: Prepare) -> None:
     assert 'result:       {"total": 3}' in said.out
     said = call("job", "show", jobs["dead"], dsn=worker_dsn)
     assert "ValueError: broken in two" in said.out and "Traceback" not in said.out
+    assert "progress:     40%, page 4 of 10\n" in call("job", "show", jobs["running"], dsn=worker_dsn).out
     for option in ("--traceback", "-v"):
         assert "    Traceback: here\n" in call("job", "show", jobs["dead"], option, dsn=worker_dsn).out
     found = call("job", "show", jobs["dead"], "--json", dsn=worker_dsn).json

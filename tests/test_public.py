@@ -6,13 +6,13 @@ import sys
 import aioqueue
 
 PUBLIC = """
-    AioQueue AioQueueError AppNotOpen BoundTask CallNext Cancel ConfigurationError DuplicateJob EmbeddedError EnqueueError
-    InvalidOption InvalidPayload InvalidResult Job JobCancelled JobContext JobEnded JobError JobEvent JobFacts JobFailed JobLogFilter
-    JobNotFound JobState JobStatus JobTransaction LeaseLost LeaseSettings LimitSettings Middleware NotCommitted
-    PoolSettings Progress ProgressChanged ResourcesFailed ResultError
-    ResultInvalid ResultTimeout RetentionSettings Retry RetryIn RetryRefused RunningWorker SchemaError Settings Snooze StateChanged Task
-    TaskDefinitionError TenantRequired TenantSettings TenantStatus TimeLimitExceeded TransactionAborted TransactionViolation
-    UnknownTask UnsafeDatabase WorkerSettings __version__ current_job
+    AioQueue AioQueueError AppNotOpen BoundTask CallNext Cancel ConfigurationError DuplicateJob EmbeddedError
+    EnqueueError InvalidOption InvalidPayload InvalidResult Job JobCancelled JobContext JobEnded JobError JobEvent
+    JobFacts JobFailed JobLogFilter JobNotFound JobState JobStatus JobTransaction LeaseLost LeaseSettings LimitSettings
+    Middleware NotCommitted PoolSettings Progress ProgressChanged ResourcesFailed ResultError ResultInvalid
+    ResultTimeout RetentionSettings Retry RetryIn RetryRefused RunningWorker SchemaError Settings Snooze StateChanged
+    Task TaskDefinitionError TenantRequired TenantSettings TenantStatus TimeLimitExceeded TransactionAborted
+    TransactionViolation UnknownTask UnsafeDatabase WorkerSettings __version__ current_job
 """.split()
 
 

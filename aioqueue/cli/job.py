@@ -97,6 +97,12 @@ def _counted(found: Facts) -> int:
     return (found["attempt"] or 0) - (found["spared"] or 0)
 
 
+def _progress(far: Facts | None) -> str | None:
+    if far is None:
+        return None
+    return f"{far['value']:.0%}" + (f", {far['message']}" if far["message"] else "")
+
+
 def _reason(found: Facts) -> str:
     """Say why a job is dead, was cancelled, or waits to run again."""
     named = found["error_type"] is not None and found["state"] != JobState.CANCELLED
@@ -126,6 +132,7 @@ def _print_job(found: Facts, attempts: list[Facts], *, tracebacks: bool, full: b
     line("started", None if found["started_at"] is None else moment(found["started_at"]))
     line("finished", None if found["finished_at"] is None else moment(found["finished_at"]))
     line("worker", found["worker"])
+    line("progress", _progress(found["progress"]))
     line("retry of", found["retry_of"])
     if found.get("unknown_task") is not None:
         line("waits", "no worker that claimed it knows its task")

@@ -1,11 +1,12 @@
 """show_job: one job with all that is known of it."""
 
+import json
 from uuid import uuid4
 
 import psycopg
 import pytest
 
-from tests.sql.engine import Session, entry
+from tests.sql.engine import Session, entry, progress
 
 pytestmark = pytest.mark.anyio
 
@@ -18,6 +19,20 @@ async def test_a_job_with_payload_and_result(one: Session) -> None:
     assert found is not None
     assert (found["state"], found["payload"], found["result"]) == ("succeeded", {"a": [1, "ü"]}, {"total": 3})
     assert (found["tenant"], found["attempt"], found["retry_of"]) == ("x", 1, None)
+
+
+async def test_how_far_a_running_job_is(one: Session) -> None:
+    job_id = await one.enqueue_one()
+    worker = await one.register()
+    job = await one.claim_one(worker)
+    await one.store.report(one.conn, json.dumps([progress(job, 0.5, m="half")]))
+    found = await one.store.show_job(one.conn, job_id)
+    assert found is not None
+    assert (found["progress"]["value"], found["progress"]["message"]) == (0.5, "half")
+    await one.record(worker, entry(job))
+    found = await one.store.show_job(one.conn, job_id)
+    assert found is not None
+    assert found["progress"] is None
 
 
 async def test_another_tenants_is_unknown(one: Session) -> None:
