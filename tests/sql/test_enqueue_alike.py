@@ -24,7 +24,9 @@ async def alike(session: Session, ids: list[UUID], payloads: list[Any] | None = 
 
 
 FACTS = (
-    "SELECT task, payload, tenant, queue, priority, max_attempts, state, run_at - created_at, key FROM aioqueue.jobs ORDER BY id"
+    "SELECT task, payload, tenant, queue, priority, max_attempts, state, key,"
+    " CASE WHEN run_at > created_at THEN run_at - created_at END, CASE WHEN run_at <= created_at THEN run_at END"
+    " FROM aioqueue.jobs ORDER BY id"
 )
 PLACES = "SELECT lane, vt, tenant, attempt, spared, worker FROM aioqueue.live ORDER BY vt"
 

@@ -252,13 +252,13 @@ async def test_successes_in_arrays_are_one_answer_while_all_are_recorded(boss: S
     assert found == {jobs[2].job_id: "succeeded"}, "one by one where some are not ours"
 
 
-async def test_successes_in_arrays_beside_other_outcomes_and_locked_rows(one: Session, two: Session) -> None:
+async def test_successes_in_arrays_beside_other_outcomes_and_locked_rows(boss: Session, one: Session) -> None:
     worker, jobs = await running(one, 4)
-    await two.begin()
-    await two.rows("SELECT FROM aioqueue.live WHERE job_id = %s FOR UPDATE", jobs[1].job_id)
+    await boss.begin()
+    await boss.rows("SELECT FROM aioqueue.live WHERE job_id = %s FOR UPDATE", jobs[1].job_id)
     other = [json.dumps(entry(jobs[2], "error", d=0)), json.dumps(entry(jobs[3], r=7))]
     found = await one.store.record(one.conn, worker=worker, outcomes=other, succeeded=jobs[:2], results=["1", "2"])
-    await two.rollback()
+    await boss.rollback()
     states = ["succeeded", "locked", "ready", "succeeded"]
     assert found == {job.job_id: state for job, state in zip(jobs, states, strict=True)}
     assert await one.state(jobs[1].job_id) == "running"

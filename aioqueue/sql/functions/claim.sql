@@ -22,6 +22,7 @@ DECLARE
     free integer := p_limit; wanted integer; got integer; first integer := 1; last integer; n integer := cardinality(p_lanes);
     spent boolean[] := array_fill(false, ARRAY[n]); paused bigint[]; chunk tid[]; taken tid[] := '{}';
     from_vts bigint[] := p_floor_vts; from_ids uuid[] := p_floor_ids; seen uuid[] := array_fill(NULL::uuid, ARRAY[n]);
+    last_vt bigint; last_id uuid;
 BEGIN
     PERFORM FROM aioqueue.worker w WHERE w.id = p_worker AND NOT w.dead AND w.lease_until > clock_timestamp() FOR KEY SHARE;
     IF NOT FOUND THEN
@@ -58,7 +59,8 @@ BEGIN
                 taken := taken || chunk;
                 IF round = 1 AND NOT spent[i] AND free > 0 THEN
                     -- Our own lock would not hold up the second round: it goes on behind the last.
-                    SELECT l.vt, l.job_id, l.job_id INTO from_vts[i], from_ids[i], seen[i] FROM aioqueue.live l WHERE l.ctid = chunk[got];
+                    SELECT l.vt, l.job_id INTO last_vt, last_id FROM aioqueue.live l WHERE l.ctid = chunk[got];
+                    from_vts[i] := last_vt; from_ids[i] := last_id; seen[i] := last_id;
                 END IF;
             END LOOP;
         END LOOP;
