@@ -482,10 +482,10 @@ class OpenSession:
             raise self._nesting.broken
         self._user_of_it = task
 
-    def _after_statement(self, _conn: object, cursor: Any, *_: object) -> None:
+    def _after_statement(self, _conn: object, cursor: Any, _text: str, _params: object, context: object, _many: bool) -> None:
         if asyncio.current_task() is self._user_of_it:
             self._user_of_it = None
-        if getattr(cursor, "server_side", False):
+        if getattr(context, "_is_server_side", False):
             self._cursors.append(cursor)
         if not self._below.in_transaction and self._nesting is not None:
             self._left = True
