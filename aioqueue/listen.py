@@ -11,13 +11,14 @@ import contextlib
 import hashlib
 import random
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, get_args
 
 import psycopg
 from psycopg import AsyncConnection, pq
 
-from .events import DatabaseLost, ListenerConnected, Observers, logger
+from .events import DatabaseLost, DatabaseRecovered, ListenerConnected, Observers, logger
 from .sql import quote_schema
 
 Kind = Literal["ready", "done", "progress"]
@@ -62,7 +63,7 @@ class Listener:
         self._channels: dict[Kind, str] = {kind: channel(schema, kind) for kind in KINDS}
         self._callbacks: dict[Kind, list[Callback]] = {kind: [] for kind in KINDS}
         self._event = asyncio.Event()  # something to read, or subscriptions have changed
-        self._lost = False
+        self._lost: float | None = None  # since when, by the monotonic clock
         self.connected = False
         """Whether LISTEN is in force for all subscriptions but the newest."""
 
@@ -78,7 +79,7 @@ class Listener:
             self._event.set()
 
     async def run(self) -> None:
-        """Listen for ever, until cancelled; emit ListenerConnected and DatabaseLost, once per change."""
+        """Listen for ever, until cancelled; emit ListenerConnected, DatabaseLost and DatabaseRecovered, once per change."""
         pause = SHORTEST_PAUSE
         while True:
             try:
@@ -90,8 +91,8 @@ class Listener:
             except (psycopg.Error, OSError) as error:
                 if self.connected:
                     pause = SHORTEST_PAUSE
-                if not self._lost:
-                    self._lost = True
+                if self._lost is None:
+                    self._lost = time.monotonic()
                     self._observers.emit(DatabaseLost("listener", f"{type(error).__name__}: {error}".strip()))
             finally:
                 self.connected = False
@@ -116,7 +117,10 @@ class Listener:
                     listening = wanted
                     continue
                 if not self.connected:
-                    self.connected, self._lost = True, False
+                    self.connected = True
+                    if self._lost is not None:
+                        self._observers.emit(DatabaseRecovered("listener", time.monotonic() - self._lost))
+                        self._lost = None
                     self._observers.emit(ListenerConnected())
                 self._hear(conn.pgconn)
                 try:

@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from aioqueue import listen
 from aioqueue.database import connection_string
-from aioqueue.events import DatabaseLost, Event, ListenerConnected, Observers
+from aioqueue.events import DatabaseLost, DatabaseRecovered, Event, ListenerConnected, Observers
 from aioqueue.listen import Kind, Listener, channel
 from aioqueue.store import Store
 from tests.postgres import Database
@@ -190,8 +190,8 @@ async def test_fifty_lost_sessions_are_each_replaced_and_caught_up(
             assert conn.closed
         assert listener.connected
     assert await last_session(boss) == 0
-    assert [type(event) for event in events] == [ListenerConnected, *[DatabaseLost, ListenerConnected] * 50]
-    assert all(event.loop == "listener" for event in events if isinstance(event, DatabaseLost))
+    assert [type(event) for event in events] == [ListenerConnected, *[DatabaseLost, DatabaseRecovered, ListenerConnected] * 50]
+    assert all(event.loop == "listener" for event in events if isinstance(event, DatabaseLost | DatabaseRecovered))
 
 
 async def last_session(boss: Session) -> int:
@@ -306,7 +306,7 @@ async def test_an_outage_is_said_once_and_pauses_grow(
     listener.subscribe("done", done)
     async with running(listener):
         await done.wait(1)
-    assert [type(event) for event in events] == [DatabaseLost, ListenerConnected]
+    assert [type(event) for event in events] == [DatabaseLost, DatabaseRecovered, ListenerConnected]
     gaps = [later - sooner for sooner, later in pairwise(refusals.times)]
     for number, gap in enumerate(gaps):
         assert gap >= listen.SHORTEST_PAUSE * 2**number / 2 - 0.002

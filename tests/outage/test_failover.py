@@ -67,7 +67,7 @@ async def _fail_over(primary: OutageServer, standby: Standby) -> None:
 
 
 async def _until_recovered(scene: Scene) -> None:
-    await scene.until(lambda: all(scene.recoveries()[loop] == n for loop, n in scene.losses().items() if loop != "listener"))
+    await scene.until(lambda: all(scene.recoveries()[loop] == n for loop, n in scene.losses().items()))
 
 
 async def test_a_server_that_can_only_read_is_an_outage_and_not_a_busy_loop(outage: OutageServer) -> None:
