@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
 from pydantic import BaseModel, ConfigDict
 
 from aioqueue import (
@@ -92,12 +93,13 @@ async def test_a_result_that_cannot_be_stored_ends_its_job_tells_who_waits_and_h
 @pytest.mark.parametrize("text", ["a\0b", "a\ud800b"], ids=["NUL", "surrogate"])
 async def test_names_that_cannot_be_stored_are_refused_where_they_are_given(app: AioQueue, text: str) -> None:
     add = app.get("add")
-    for options in ({"tenant": text}, {"queue": text}, {"key": text}):
-        with pytest.raises(InvalidOption, match=next(iter(options))):
-            add.options(**options)  # type: ignore[arg-type]
-    for given in ({"name": text}, {"queue": text}):
-        with pytest.raises(TaskDefinitionError):
-            app.task(**given)(lambda: None)  # type: ignore[call-overload]  # pyright: ignore
+    given: dict[str, Any]
+    for given in ({"tenant": text}, {"queue": text}, {"key": text}):
+        with pytest.raises(InvalidOption, match=next(iter(given))):
+            add.options(**given)
+    for given in ({"name": text}, {"name": "nothing", "queue": text}):
+        with pytest.raises(TaskDefinitionError, match=list(given)[-1]):
+            app.task(**given)(lambda: None)
     with pytest.raises((InvalidOption, UnknownTask)):
         await app.enqueue_by_name(text)
     for call in (app.set_tenant(text, weight=1), app.pause_queue(text)):
@@ -422,7 +424,7 @@ async def test_a_dead_job_blocks_no_new_job_of_its_key(app: AioQueue) -> None:
 async def test_sql_refuses_what_cannot_be_stored_and_lets_the_worker_judge_the_rest(
     app: AioQueue, client_dsn: str, schema: str
 ) -> None:
-    enqueue = psycopg.sql.SQL("SELECT {}.enqueue('add', %s::jsonb)").format(psycopg.sql.Identifier(schema))
+    enqueue = SQL("SELECT {}.enqueue('add', %s::jsonb)").format(Identifier(schema))
     async with await psycopg.AsyncConnection.connect(client_dsn, autocommit=True) as conn:
         for payload in ('{"a": "\\u0000"}', '{"a": NaN}', '{"a": "\\ud800"}', "{"):
             with pytest.raises(psycopg.DataError):

@@ -51,6 +51,7 @@ async def test_one_that_ends_by_itself_leaves_the_application_running_and_says_s
 
     app = make_app(resources=resources)
     async with app:
+        job = None
         with pytest.raises(ResourcesFailed):
             async with app.worker() as worker:
                 fails.set()
@@ -60,4 +61,4 @@ async def test_one_that_ends_by_itself_leaves_the_application_running_and_says_s
                 job = await app.get("add").enqueue(1)  # the application goes on, and another worker has its jobs
                 await until(boss, "SELECT NOT EXISTS (SELECT FROM aioqueue.worker)")
         async with make_app().worker():
-            assert await job.result(30) == 2
+            assert job is not None and await job.result(30) == 2

@@ -1,6 +1,7 @@
 """Job: identities, lanes, and the handle that passes its questions on."""
 
 import time
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aioqueue.job import PRIORITIES, Job, JobState, JobStatus, lane, new_job_id
+from aioqueue.states import JobEvent
 
 pytestmark = pytest.mark.anyio
 
@@ -99,6 +101,13 @@ class Source:
         self.asked.append(("cancel", job))
         return JobState.CANCELLED
 
+    async def retry_job(self, job: Job[Any], *, on: object | None) -> Job[Any]:
+        self.asked.append(("retry", job, on))
+        return job
+
+    def watch_job(self, job: Job[Any], timeout: float | None) -> AsyncIterator[JobEvent[Any]]:
+        raise NotImplementedError
+
 
 class TestJob:
     async def test_result_takes_seconds_a_timedelta_or_nothing(self) -> None:
@@ -108,11 +117,13 @@ class TestJob:
             assert await job.result(timeout) == "the result"
         assert source.asked == [("result", job, None), ("result", job, 1.5), ("result", job, 60.0)]
 
-    async def test_status_and_cancel_are_passed_on(self) -> None:
+    async def test_status_cancel_and_retry_are_passed_on(self) -> None:
         source = Source()
         job: Job[str] = Job(new_job_id(), source=source, tenant="42")
         assert await job.cancel() is JobState.CANCELLED
-        assert source.asked == [("cancel", job)]
+        on = object()
+        assert await job.retry(on=on) is job
+        assert source.asked == [("cancel", job), ("retry", job, on)]
         with pytest.raises(LookupError, match="status"):
             await job.status()
 

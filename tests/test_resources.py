@@ -167,9 +167,9 @@ async def test_an_error_at_closing_is_logged_and_costs_no_outcome(
     app = make_app(resources=broken)
     async with app:
         with caplog.at_level(logging.ERROR, "aioqueue"):
-            async with app.worker(drain=True) as worker:
-                await app.get("add").enqueue(1)
-                await worker.wait()
+            job = await app.get("add").enqueue(1)
+            async with app.worker():
+                assert await job.result(30) == 2
     (record,) = [record for record in caplog.records if "resources" in record.getMessage()]
     assert record.exc_info is not None and isinstance(record.exc_info[1], ZeroDivisionError)
     assert await boss.rows("SELECT state FROM aioqueue.outcome") == [("succeeded",)]
