@@ -179,7 +179,7 @@ class Claimer:
                 await asyncio.sleep(GATHER)
             limit = min(self._room, self._most if self._backlog.is_set() else self._settings.claim_batch)
             # What would wait for a connection for long is left to others, and a look taken again soon.
-            limit = self._database.bounded(limit)
+            limit = self._database.bounded(limit, self._reserved)
             if limit <= 0:
                 await asyncio.sleep(GATHER)
                 backlog = True
@@ -214,7 +214,7 @@ class Claimer:
                 continue
             self._second_over.clear()
             try:
-                limit = self._database.bounded(min(self._room, self._most))
+                limit = self._database.bounded(min(self._room, self._most), self._reserved)
                 if limit <= 0 or self._start(await self._claim(limit)) < limit:
                     self._backlog.clear()
             finally:
@@ -318,6 +318,7 @@ class Claimer:
                 self._observers.emit(JobClaimed.of(job))
         for lane_number, (_, vt) in claims.parked.items():
             self._floors.claimed(lane_number, vt)  # virtual time has come past them, or no floor would
+            self._floors.parked_at = time.monotonic()
         self._floors.held.learn(claims.key_floors, losses)
         if claims.passed:
             self._passed(claims.passed)

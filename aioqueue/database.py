@@ -23,7 +23,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from .errors import AioQueueError, ConfigurationError
 from .pooler import SESSION, PoolConnection, SharedConnection, refuses_options, sever, through_pooler
 from .settings import PoolSettings
-from .shares import Shares
+from .shares import Shares, Waiting
 
 POOL = "aioqueue"
 """The pool's name in psycopg's log."""
@@ -178,6 +178,7 @@ class Database:
         self._shares: Shares[PoolConnection] = Shares(settings.size - RESERVED)
         self._lent: dict[PoolConnection, float] = {}
         """Those that jobs' transactions have, and since when."""
+        self._promised: dict[PoolConnection, Waiting[PoolConnection]] = {}
         self._held = 0.0
         """Seconds that a job's transaction has had its connection lately."""
         self.severed_with_jobs: set[Callable[[], None]] = set()
@@ -217,14 +218,17 @@ class Database:
                 self._share += (min(1.0, self._asked / self._expected) - self._share) / 2
             self._expected, self._asked = jobs, 0
 
-    def bounded(self, limit: int) -> int:
-        """How many jobs to claim, `limit` at most, so that those of them that take a connection have one soon."""
+    def bounded(self, limit: int, coming: int = 0) -> int:
+        """How many jobs to claim, `limit` at most, so that those of them that take a connection have one soon.
+
+        `coming`: jobs that another claim has asked for.
+        """
         # While none comes back, what the last one has taken so far counts.
         last = max(self._lent.values(), default=None)
         held = max(self._held, 0.0 if last is None else time.monotonic() - last)
         each = min(AHEAD, SOON / held) if held else AHEAD
         most = int(self._shares.limit * (1 + each))
-        room = max(self._shares.free, most - self._shares.jobs)
+        room = max(self._shares.free, most - self._shares.jobs - int(coming * self._share))
         if self.waiting and room < most // 4:
             return 0  # a few at a time would cost more than they bring
         return min(limit, int(room / self._share)) if self._share * limit > room else limit
@@ -353,14 +357,14 @@ class Database:
         """Lend a connection to a job's transaction; NoFreeConnection when there is none within `wait` seconds."""
         return Lending(self, wait)
 
-    async def lend(self, wait: float | None) -> PoolConnection:
-        """Lend one as `for_job` does; `take_back` follows exactly if this returns."""
+    async def lend(self, wait: float | None, guest: object = None) -> PoolConnection:
+        """Lend one as `for_job` does; `take_back` follows exactly if this returns. `guest`: see `promise`."""
         conn: PoolConnection | None = None
         self._asked += wait is not None  # a short transaction is one of a job that runs already
         if self._shares.free and not self.waiting:
             await self._shares.enter("job")
         else:
-            conn = await self._wait_for_turn(wait)
+            conn = await self._wait_for_turn(wait, guest)
         try:
             if conn is None:
                 conn = await self._get(self._opened(), self.settings.acquire_timeout)
@@ -374,11 +378,11 @@ class Database:
         self._lent[conn] = time.monotonic()
         return conn
 
-    async def _wait_for_turn(self, wait: float | None) -> PoolConnection | None:
+    async def _wait_for_turn(self, wait: float | None, guest: object) -> PoolConnection | None:
         self.waiting += 1
         try:
             async with asyncio.timeout(wait):
-                return await self._shares.enter("job")
+                return await self._shares.enter("job", guest)
         except TimeoutError:
             raise NoFreeConnection(f"no connection was free for a job within {wait:g} s") from None
         finally:
@@ -386,10 +390,32 @@ class Database:
             while self._shares.left_over:
                 await _put(self._shares.left_over.pop())
 
+    def promise(self, conn: PoolConnection) -> object:
+        """Promise a connection that is about to come back to the job that waits first; its `guest`, None: nobody waits.
+
+        So that its transaction may begin in the round trip that ends this one. It takes the connection as it comes back, unless
+        the promise is broken.
+        """
+        waiting = self._shares.first() if time.monotonic() < conn.pass_on_until else None
+        if waiting is None:
+            return None
+        self._promised[conn] = waiting
+        return waiting.guest
+
+    def break_promise(self, conn: PoolConnection) -> None:
+        """Let the job that was promised the connection wait for another."""
+        waiting = self._promised.pop(conn, None)
+        if waiting is not None:
+            self._shares.put_back(waiting)
+
     async def take_back(self, conn: PoolConnection) -> None:
         """Take one back that was lent; the next job that waits has it at once."""
         now = time.monotonic()
         self._held += (now - self._lent.pop(conn) - self._held) / 16
+        promised = self._promised.pop(conn, None)
+        if promised is not None and self._shares.pass_on(promised, conn):
+            self._lent[conn] = now
+            return
         if self.waiting and conn.pgconn.transaction_status == TransactionStatus.IDLE and now < conn.pass_on_until:
             if not self._shares.leave("job", conn):
                 await _put(conn)

@@ -172,6 +172,8 @@ class Floors:
         self.due: LaneFloor[int] = LaneFloor(0)
         self.held = KeyFloors()
         self.parked = KeyFloors()
+        self.parked_at = 0.0
+        """When jobs were parked, or found to be, the last time; by time.monotonic()."""
         self._floors: dict[int, LaneFloor[UUID]] = {lane: LaneFloor(lowest) for lane in self.lanes}
         self._claimed = dict.fromkeys(self.lanes, 0)
         self._moved = False

@@ -60,6 +60,9 @@ class JobConnection(PoolConnection):
         self.closed_by_user = True
         self.kill()
 
+    def __del__(self, *_: Any) -> None:
+        """Say nothing of a connection that was not closed, as psycopg does: it is not this object's to close."""
+
     @property
     def in_use(self) -> bool:
         """Whether a statement is under way on it, also when it was killed meanwhile: another task or thread has it."""

@@ -55,40 +55,53 @@ class OpenTransaction:
     """Nothing is still to be sent when user code has returned."""
 
     def __init__(
-        self, store: Store, database: Database, settings: Settings, job: Claimed, identity: Identity, conn: PoolConnection
+        self, store: Store, database: Database, settings: Settings, job: Claimed, identity: Identity, seconds: float
     ) -> None:
         self._store = store
         self._database = database
         self._settings = settings
         self._job = job
         self._identity = identity
-        self._conn = conn
+        self._seconds = seconds
+        """What is left of the job's time limit."""
+        self._conn: PoolConnection
         self._terms = Terms(job, identity, settings)
+        self._beginning: Trip | None = None
         self._role = ""
         """The runtime's own, in which it ends the transaction."""
-        self._user = conn.info.parameter_status("session_authorization")
+        self._user: str | None = None
         self._given: JobConnection | None = None
         self._nesting: Nesting | None = None
         self._ended = False
 
-    async def begin(self, seconds: float) -> None:
-        """BEGIN and the local settings, in one round trip; `seconds` is what is left of the job's time limit."""
-        conn = self._conn
-        values = self._terms.local_settings(seconds, server_version=conn.pgconn.server_version)
-        trip = Trip(conn)
-        trip.add(conn._get_tx_start_command())
-        if isinstance(conn, SharedConnection):
-            values["client_connection_check_interval"] = SESSION["client_connection_check_interval"]
-            self._add_scrub(trip)  # of strangers: behind a pooler the session was theirs
-        place = trip.add(_set_local(len(values)), itertools.chain.from_iterable(values.items()), prepare=True)
-        if self._identity.role is not None:
-            trip.add(SET_ROLE, [self._identity.role])
-        answers = await trip.run(self._settings.pool.deadline)
-        self._role = (answers[place].get_value(0, 0) or b"none").decode()
+    async def begin(self, conn: PoolConnection) -> None:
+        """BEGIN and the local settings, in one round trip, unless the end of another job's transaction has sent them."""
+        beginning = self._beginning
+        if beginning is None or self._conn is not conn:
+            beginning = self._prepare_beginning(conn)
+            await beginning.run(self._settings.pool.deadline)
+        elif beginning.error is not None:
+            raise beginning.error
+        settings = beginning.answers[-1 if self._identity.role is None else -2]
+        self._role = (settings.get_value(0, 0) or b"none").decode()
+        self._user = (conn.pgconn.parameter_status(b"session_authorization") or b"").decode() or None
         self._nesting = Nesting(self._settings.tenants, self._job, self._identity, role=self._role, marker=self._terms.marker)
         self._given = JobConnection(conn, self._nesting.check)
         self.face = JobTransaction(self._job, self._given, self._nesting)
         self._nesting.on = OnConnection(self._store, self._given)
+
+    def _prepare_beginning(self, conn: PoolConnection) -> Trip:
+        self._conn = conn
+        values = self._terms.local_settings(self._seconds, server_version=conn.pgconn.server_version)
+        trip = self._beginning = Trip(conn)
+        trip.add(conn._get_tx_start_command())
+        if isinstance(conn, SharedConnection):
+            values["client_connection_check_interval"] = SESSION["client_connection_check_interval"]
+            self._add_scrub(trip)  # of strangers: behind a pooler the session was theirs
+        trip.add(_set_local(len(values)), itertools.chain.from_iterable(values.items()), prepare=True)
+        if self._identity.role is not None:
+            trip.add(SET_ROLE, [self._identity.role])
+        return trip
 
     @property
     def _expected(self) -> dict[str, str]:
@@ -128,19 +141,46 @@ class OpenTransaction:
         trip.add(self._store.wired[statement], (*self._job.fence, json.dumps(self._expected), *result))
         commit = trip.add(b"COMMIT")
         scrub = self._add_scrub(trip)
+        following = self._follow(trip)
         try:
             answers = await trip.run(self._settings.pool.deadline)
-        except psycopg.Error as error:
-            if trip.done < commit and not conn.closed and conn.info.transaction_status == TransactionStatus.INERROR:
-                raise self._refused(error, of_user=trip.done == deferred) from None
+        except BaseException as error:
+            self._break_promise(following)
+            if not isinstance(error, psycopg.Error):
+                raise
+            done = len(trip.answers)
+            if done < commit and not conn.closed and conn.info.transaction_status == TransactionStatus.INERROR:
+                raise self._refused(error, of_user=done == deferred) from None
             self._ended = True
             self._database.lost(error)
             await conn.close()
             # With a good COMMIT the outcome stands.
-            return None if trip.done > commit else error
-        self._recount(answers[scrub])
+            return None if done > commit else error
         self._ended = True
+        if self._unlike(answers[scrub]):
+            self._break_promise(following)
+            await conn.close()
         return None
+
+    def _follow(self, trip: Trip) -> OpenTransaction | None:
+        """Let the job that waits first begin in the trip that ends this one; the transaction of that job, if there is one."""
+        if isinstance(self._conn, SharedConnection):
+            return None
+        following = self._database.promise(self._conn)
+        if not isinstance(following, OpenTransaction):
+            return None
+        try:
+            trip.then = following._prepare_beginning(self._conn)
+        except UnicodeError:
+            self._break_promise(following)  # its own affair
+            return None
+        return following
+
+    def _break_promise(self, following: OpenTransaction | None) -> None:
+        # Whatever has become of its beginning, it begins anew: this connection is not known to be clean.
+        if following is not None:
+            following._beginning = None
+        self._database.break_promise(self._conn)
 
     def _refused(self, error: psycopg.Error, *, of_user: bool) -> Exception:
         """What it means that the transaction cannot commit; `of_user`: what failed is of the user's own statements."""
@@ -164,10 +204,9 @@ class OpenTransaction:
             trip.add(_set_config(len(self._conn.reported), local=False), values)
         return place
 
-    def _recount(self, scrubbed: PGresult) -> None:
+    def _unlike(self, scrubbed: PGresult) -> bool:
         # psycopg knows of a DEALLOCATE only where it could read the answer; what it takes for prepared would fail for others.
-        if int(scrubbed.get_value(0, 0) or 0) < len(self._conn._prepared._names):
-            self._conn._prepared.clear()
+        return int(scrubbed.get_value(0, 0) or 0) < len(self._conn._prepared._names)
 
     def _take_back(self) -> bool:
         """Take the connection from user code, for good; whether another task or thread of it has a statement under way."""
@@ -246,8 +285,8 @@ class OpenTransaction:
                     self._conn._prepared._to_flush.clear()
                 scrub = self._add_scrub(trip)
                 answers = await trip.run(self._settings.limits.rollback)
-                self._recount(answers[scrub])
-                return
+                if not self._unlike(answers[scrub]):
+                    return
         except psycopg.Error as failed:
             logger.debug("rollback of job %s failed, its connection is closed: %s", self._job.job_id, failed)
         except BaseException:

@@ -10,10 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 C = TypeVar("C")
 Kind = Literal["job", "caller"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiting(Generic[C]):
+    """One that waits to be let in, until `turn` is done; `guest` is what it brought with it."""
+
+    turn: asyncio.Future[C | None]
+    guest: object
 
 
 class Shares(Generic[C]):
@@ -22,7 +31,7 @@ class Shares(Generic[C]):
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._inside: dict[Kind, int] = {"job": 0, "caller": 0}
-        self._waiting: dict[Kind, deque[asyncio.Future[C | None]]] = {"job": deque(), "caller": deque()}
+        self._waiting: dict[Kind, deque[Waiting[C]]] = {"job": deque(), "caller": deque()}
         self.left_over: list[C] = []
         """Connections for jobs that were cancelled at the moment they were let in; for whoever has the pool."""
 
@@ -41,13 +50,14 @@ class Shares(Generic[C]):
         """Jobs that are in, or wait."""
         return self._inside["job"] + len(self._waiting["job"])
 
-    async def enter(self, kind: Kind) -> C | None:
+    async def enter(self, kind: Kind, guest: object = None) -> C | None:
         """Wait to be let in; `leave` follows exactly if this returns. What it returns was left for who is let in."""
         if not self._waiting[kind] and self._has_room(kind):
             self._inside[kind] += 1
             return None
-        turn: asyncio.Future[C | None] = asyncio.get_running_loop().create_future()
-        self._waiting[kind].append(turn)
+        waiting: Waiting[C] = Waiting(asyncio.get_running_loop().create_future(), guest)
+        turn = waiting.turn
+        self._waiting[kind].append(waiting)
         try:
             return await turn
         except BaseException:
@@ -55,8 +65,8 @@ class Shares(Generic[C]):
                 left = turn.result()  # let in at the moment of its cancellation
                 if not self.leave(kind, left) and left is not None:
                     self.left_over.append(left)
-            elif turn in self._waiting[kind]:
-                self._waiting[kind].remove(turn)
+            elif waiting in self._waiting[kind]:
+                self._waiting[kind].remove(waiting)
             raise
 
     def leave(self, kind: Kind, left: C | None = None) -> bool:
@@ -66,7 +76,7 @@ class Shares(Generic[C]):
         for each in self._waiting:
             # Jobs first: a stream of callers, one of which always comes through, must not keep them out.
             while self._waiting[each] and self._has_room(each):
-                turn = self._waiting[each].popleft()
+                turn = self._waiting[each].popleft().turn
                 if turn.done():
                     continue
                 self._inside[each] += 1
@@ -74,6 +84,26 @@ class Shares(Generic[C]):
                 turn.set_result(left if gets else None)
                 taken = taken or gets
         return taken
+
+    def first(self) -> Waiting[C] | None:
+        """Take the job that waits first from the line, to change places with one that is in: by `pass_on`, or `put_back`."""
+        line = self._waiting["job"]
+        while line:
+            if not (waiting := line.popleft()).turn.done():
+                return waiting
+        return None
+
+    def put_back(self, waiting: Waiting[C]) -> None:
+        """Let it wait first again."""
+        if not waiting.turn.done():
+            self._waiting["job"].appendleft(waiting)
+
+    def pass_on(self, waiting: Waiting[C], left: C) -> bool:
+        """Let it in in the place of a job that leaves; False: it does not wait any more, and that job is to `leave`."""
+        if waiting.turn.done():
+            return False
+        waiting.turn.set_result(left)
+        return True
 
     def _has_room(self, kind: Kind) -> bool:
         return self.free > 0 or (kind == "caller" and not self._inside["caller"])

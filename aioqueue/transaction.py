@@ -178,16 +178,17 @@ class JobTransactions:
         for _ in range(self._settings.pool.size + 1):
             if time.monotonic() > give_up:
                 break
-            conn = await self._database.lend(wait)
+            opened = OpenTransaction(self._store, self._database, self._settings, job, identity, seconds)
+            conn = await self._database.lend(wait, opened)
             try:
-                opened = OpenTransaction(self._store, self._database, self._settings, job, identity, conn)
-                await opened.begin(seconds)
+                await opened.begin(conn)
             except BaseException as error:
                 await conn.close()
                 await self._database.take_back(conn)
                 if not isinstance(error, psycopg.Error) or (error.sqlstate or "")[:2] in MISCONFIGURED:
                     raise
-                if not self._database.lost(error):
+                # What is not prepared any more is so on this connection alone.
+                if not (self._database.lost(error) or isinstance(error, psycopg.errors.InvalidSqlStatementName)):
                     raise NoFreeConnection(f"the job's transaction could not be opened: {error}") from error
                 last = error
             else:

@@ -31,11 +31,16 @@ class Trip:
     def __init__(self, conn: PoolConnection) -> None:
         self._conn = conn
         self._calls: list[tuple[bytes, list[bytes], bool]] = []
-        self.done = 0
-        """How many of them were answered, none with an error."""
+        self._new: list[tuple[bytes, tuple[int, ...]]] = []
+        """The keys of what is prepared on the way."""
+        self.answers: list[PGresult] = []
+        """Those of the statements so far, none of them an error."""
+        self.error: psycopg.Error | None = None
+        self.then: Trip | None = None
+        """One that is sent together with this one, and run also when this one has failed."""
 
     def add(self, text: bytes, values: Iterable[object] = (), *, prepare: bool = False) -> int:
-        """Add a statement, to be prepared on the server if the connection prepares any; its place, as `done` counts."""
+        """Add a statement, to be prepared on the server if the connection prepares any; its place among the answers."""
         self._calls.append((text, [str(value).encode() for value in values], prepare))
         return len(self._calls) - 1
 
@@ -43,44 +48,29 @@ class Trip:
         """Send them all and return the answers; after `seconds` the connection is shut. Raises the first psycopg.Error."""
         timer = asyncio.get_running_loop().call_later(seconds, sever, self._conn)
         try:
-            return await self._conn.wait(self._talk(self._conn.pgconn))  # type: ignore[no-any-return]
+            await self._conn.wait(self._talk(self._conn.pgconn))
         finally:
             timer.cancel()
+        return self.answers
 
-    def _talk(self, pgconn: PGconn) -> PQGen[list[PGresult]]:
+    def _talk(self, pgconn: PGconn) -> PQGen[None]:
         pgconn.enter_pipeline_mode()
-        new: list[tuple[bytes, tuple[int, ...]]] = []
-        sent = self._send_all(pgconn, new)
-        pgconn.pipeline_sync()
+        trips = [self] if self.then is None else [self, self.then]
+        sent = [trip._send_all(pgconn) for trip in trips]
         yield from send(pgconn)
-        answers: list[PGresult] = []
-        error: psycopg.Error | None = None
         try:
-            for counts in sent:
-                results = yield from fetch_many(pgconn)
-                status = results[-1].status if results else ExecStatus.PIPELINE_ABORTED
-                if status in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
-                    if counts:
-                        answers.append(results[-1])
-                        self.done += 1
-                elif error is None:
-                    error = error_from_result(results[-1]) if results else psycopg.OperationalError("no answer came")
-            yield from fetch_many(pgconn)
+            while trips:
+                yield from trips[0]._read(pgconn, sent.pop(0))
+                del trips[0]
             pgconn.exit_pipeline_mode()
-        except psycopg.Error:
-            if error is None:
-                raise
-        if error is not None:
-            for key in new:  # what was prepared before the error and what was not is not worth knowing
-                self._conn._prepared._names.pop(key, None)
-            raise error
-        return answers
+        except psycopg.Error as error:
+            for trip in trips:
+                trip.error = trip.error or error
+        if self.error is not None:
+            raise self.error
 
-    def _send_all(self, pgconn: PGconn, new: list[tuple[bytes, tuple[int, ...]]]) -> list[bool]:
-        """Put everything into libpq's buffer; for each answer to come, whether it is that of a statement that was added.
-
-        `new` takes the keys of what is prepared now.
-        """
+    def _send_all(self, pgconn: PGconn) -> list[bool]:
+        """Put everything into libpq's buffer; for each answer to come, whether it is that of a statement that was added."""
         sent: list[bool] = []
         known = self._conn._prepared
         while known._to_flush:
@@ -94,7 +84,7 @@ class Trip:
                 key: tuple[bytes, tuple[int, ...]] = (text, ())
                 name = known._names.get(key)
                 if name is None:
-                    new.append(key)
+                    self._new.append(key)
                     name = known._names[key] = b"_aioqueue_%d" % known._prepared_idx
                     known._prepared_idx += 1
                     pgconn.send_prepare(name, text)
@@ -103,4 +93,19 @@ class Trip:
                     known._names.move_to_end(key)
                 pgconn.send_query_prepared(name, values or None)
             sent.append(True)
+        pgconn.pipeline_sync()
         return sent
+
+    def _read(self, pgconn: PGconn, sent: list[bool]) -> PQGen[None]:
+        for counts in sent:
+            results = yield from fetch_many(pgconn)
+            if not results:
+                raise psycopg.OperationalError("the connection was lost before the server's answer")
+            if results[-1].status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+                self.error = self.error or error_from_result(results[-1])
+            elif counts:
+                self.answers.append(results[-1])
+        yield from fetch_many(pgconn)
+        if self.error is not None:
+            for key in self._new:  # what was prepared before the error and what was not is not worth knowing
+                self._conn._prepared._names.pop(key, None)

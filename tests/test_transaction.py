@@ -884,8 +884,7 @@ async def test_a_commit_whose_answer_is_lost_is_read_back_as_success(
             shot.pop()
             # Everything is sent; it is committed while nobody reads the answer, and then the socket is gone.
             conn.pgconn.enter_pipeline_mode()
-            trip._send_all(conn.pgconn, [])
-            conn.pgconn.pipeline_sync()
+            trip._send_all(conn.pgconn)
             conn.pgconn.flush()
             await until(shop, "SELECT EXISTS (SELECT FROM shop.note)")
             sever(conn)
