@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 from aioqueue import AioQueue, slots
 from aioqueue.events import JobRecorded
 from aioqueue.job import JobState
-from tests.kit import MakeApp, Seen, until
+from tests.kit import MakeApp, Seen, passed, until
 from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
@@ -24,12 +24,14 @@ class Holding:
 
     def __init__(self, app: AioQueue, seen: Seen) -> None:
         self.app, self.seen = app, seen
-        self.goes_on = asyncio.Event()
+        self.goes_on, self.both = asyncio.Event(), asyncio.Event()
         self.started: list[int] = []
 
         @app.task(name="hold")
         async def hold(n: int) -> None:
             self.started.append(n)
+            if len(self.started) == 2:
+                self.both.set()
             await self.goes_on.wait()
 
         self.hold = hold
@@ -54,6 +56,7 @@ async def test_jobs_claimed_ahead_run_as_slots_become_free_never_more_at_once(ho
     jobs = await holding.hold.enqueue_many([(n,) for n in range(9)])
     async with holding.app.worker(concurrency=2):
         await claimed(boss, 9)
+        await passed(holding.both)
         assert len(holding.started) == 2
         assert (await jobs[8].status()).state == JobState.RUNNING
         holding.goes_on.set()
@@ -67,6 +70,7 @@ async def test_a_stop_hands_back_what_waits_for_a_slot_spared(holding: Holding, 
     jobs = await holding.hold.enqueue_many([(n,) for n in range(5)])
     async with holding.app.worker(concurrency=2) as worker:
         await claimed(boss, 5)
+        await passed(holding.both)
         worker.stop()
         await holding.seen.wait(JobRecorded, 3)
         assert len(holding.started) == 2
@@ -91,6 +95,7 @@ async def test_a_cancel_ends_a_job_that_waits_for_a_slot_without_starting_it(hol
     jobs = await holding.hold.enqueue_many([(n,) for n in range(3)])
     async with holding.app.worker(concurrency=2):
         await claimed(boss, 3)
+        await passed(holding.both)
         assert await jobs[2].cancel() == JobState.RUNNING
         await holding.seen.wait(JobRecorded, 1)
         assert (await jobs[2].status()).state == JobState.CANCELLED
