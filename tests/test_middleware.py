@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import async_sessionmaker
 
 from aioqueue import (
     CallNext,
@@ -25,8 +26,11 @@ from aioqueue import (
     Snooze,
     current_job,
 )
+from aioqueue.contrib.sqlalchemy import JobSession
 from aioqueue.events import JobRecorded
 from tests.kit import MakeApp, Seen, passed
+from tests.session_kit import DRIVERS, Note, make_engine
+from tests.shop import notes
 from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
@@ -122,6 +126,30 @@ async def test_what_it_writes_is_one_with_the_tasks_transaction(make_app: MakeAp
     async with app, app.worker():
         await (await own.options(tenant="a").enqueue()).result(30)
     assert await boss.rows("SELECT payload FROM aioqueue.job WHERE task = 'add'") == [({"a": 2},)]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_session_is_what_it_is_given_too_and_its_writes_are_one_with_the_tasks(
+    make_app: MakeApp, shop: Session, worker_dsn: str, driver: str
+) -> None:
+    async def audit(ctx: JobFacts, call_next: CallNext) -> Any:
+        if isinstance(ctx, JobSession):
+            ctx.add(Note(body=f"attempt {ctx.attempt}"))
+        return await call_next()
+
+    engine = make_engine(worker_dsn, driver)
+    app = make_app(middleware=[audit], session=async_sessionmaker(engine))
+
+    @app.task(name="own")
+    async def own(session: JobSession) -> None:
+        await session.flush()
+        if session.attempt == 1:
+            raise RetryIn(0)
+
+    async with app, app.worker():
+        await (await own.options(tenant="a").enqueue()).result(30)
+    await engine.dispose()
+    assert await notes(shop) == [("a", "attempt 2")]
 
 
 async def test_what_the_outermost_returns_is_the_result_and_must_be_of_the_tasks_type(make_app: MakeApp) -> None:
