@@ -92,6 +92,8 @@ class Databases:
         self._logins = logins
         self._tables = tables
         self._numbers = count(1)
+        self._made = False
+        """Whether the template is there, for as long as this process holds the run's lock."""
         self._guard: Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="aioqueue test databases")
         self._spare: Future[Database] | None = None
@@ -119,6 +121,8 @@ class Databases:
     def template(self) -> str:
         """Return the name of the template, making it unless a process of the run has: migrated, with the application's tables."""
         name = PREFIX + self._run
+        if self._made:
+            return name
         with self._connect() as conn:
             # Until the connection is closed: whoever comes second finds it ready.
             conn.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [f"{name} template"])

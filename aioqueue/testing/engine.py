@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
+import anyio
 import psycopg
 from psycopg.errors import InsufficientPrivilege
 
@@ -96,13 +97,15 @@ class Engine:
         try:
             yield self._runs
         finally:
-            await self._stop()
-            for loop in loops:
-                loop.cancel()
-            await asyncio.wait(loops)
-            worker.heartbeat.close()
-            worker.slots.runner.close()
-            await worker.heartbeat.resign(self._app.settings.pool.deadline)
+            # A scope of anyio's around the call would cancel again at every await; each step is bounded.
+            with anyio.CancelScope(shield=True):
+                await self._stop()
+                for loop in loops:
+                    loop.cancel()
+                await asyncio.wait(loops)
+                worker.heartbeat.close()
+                worker.slots.runner.close()
+                await worker.heartbeat.resign(self._app.settings.pool.deadline)
 
     @property
     def _running(self) -> dict[int, Run]:

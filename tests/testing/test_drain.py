@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import anyio
 import pytest
 
 from aioqueue import AioQueue, JobState, LeaseSettings, testing
@@ -89,6 +90,16 @@ async def test_a_job_that_does_not_end_is_handed_back(app: AioQueue[Any], queue:
         await queue.drain(timeout=0.2)
     status = await job.status()
     assert (status.state, status.attempt, status.spared) == (JobState.READY, 1, 1)
+
+
+async def test_a_time_limit_around_it_leaves_nothing_behind(app: AioQueue[Any], queue: testing.Queue, boss: Session) -> None:
+    job = await app.get("wait").enqueue()
+    before = asyncio.all_tasks()
+    with pytest.raises(TimeoutError), anyio.fail_after(0.3):
+        await queue.drain()
+    assert asyncio.all_tasks() <= before
+    assert (await job.status()).state is JobState.READY
+    assert await boss.value("SELECT count(*) FROM aioqueue.worker") == 0
 
 
 async def test_a_task_that_is_not_here_is_said_so(app: AioQueue[Any], queue: testing.Queue, boss: Session) -> None:
