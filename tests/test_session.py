@@ -621,18 +621,31 @@ async def test_a_stream_that_was_kept_reads_nothing_in_somebody_else_s_transacti
         assert await conn.scalar(text("SELECT 2")) == 2
 
 
-async def test_two_tasks_that_use_it_at_once_fail_the_job(at: Bench, shop: Session, engine: AsyncEngine) -> None:
+PG_SLEEPS = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')"
+
+
+@pytest.mark.parametrize("swallows", [False, True], ids=["let out", "swallowed"])
+async def test_two_tasks_that_use_it_at_once_fail_the_job(at: Bench, shop: Session, engine: AsyncEngine, swallows: bool) -> None:
+    """On psycopg the second one would wait for its turn, on asyncpg it would be refused."""
     found = add_probe(at)
+    raised: list[BaseException] = []
 
     async def work(session: JobSession) -> None:
         await write(session, "one")
-        async with asyncio.TaskGroup() as group:
-            group.create_task(session.execute(text("SELECT pg_sleep(0.2)")))
-            group.create_task(session.execute(text("SELECT pg_sleep(0.2)")))
+        first = asyncio.create_task(session.execute(text("SELECT pg_sleep(0.5)")))
+        await until(shop, PG_SLEEPS)
+        try:
+            await (await session.connection()).execute(text("SELECT 1"))
+        except TransactionViolation as error:
+            raised.append(error)
+            if not swallows:
+                raise
+        await first
 
     at.tasks.task(name="work")(work)
     outcome = await at.run("work", tenant="a")
-    assert isinstance(outcome, Failed), outcome
+    assert isinstance(outcome, Failed) and outcome.reason is Reason.VIOLATION, outcome
+    assert "at once" in str(raised[0]) and "at once" in outcome.error.message
     assert await notes(shop) == []
     await assert_clean(at, found, engine)
 
@@ -640,12 +653,11 @@ async def test_two_tasks_that_use_it_at_once_fail_the_job(at: Bench, shop: Sessi
 async def test_a_statement_that_is_under_way_at_the_end_fails_the_job(at: Bench, shop: Session, engine: AsyncEngine) -> None:
     found = add_probe(at)
     alive: list[asyncio.Task[Any]] = []
-    waits = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')"
 
     async def work(session: JobSession) -> None:
         await write(session, "one")
         alive.append(asyncio.create_task(session.execute(text("SELECT pg_sleep(1000)"))))
-        await until(shop, waits)
+        await until(shop, PG_SLEEPS)
 
     at.tasks.task(name="work")(work)
     outcome = await at.run("work", tenant="a")
