@@ -10,8 +10,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from uuid import UUID
 
@@ -34,6 +33,7 @@ from .events import logger
 from .job import Job, JobState, JobStatus
 from .listen import Listener
 from .store import EndedJob, Store
+from .waiting import Key, Waiter, batches, expired, standing
 from .wakeup import Notifier
 from .watch import Watch, Watched
 
@@ -44,34 +44,12 @@ LAST_READ = 2.0
 REST = 5.0
 """The pause after a read, in its durations, at least: waiting never loads the server."""
 SHORTEST_REST, LONGEST_REST = 0.005, 1.0
-BATCH = 5_000
-"""Jobs of one query at most."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between attempts after an error; doubling, jittered."""
 LINGER = 10.0
 """Seconds without any waiter after which notifications of progress are no longer asked for."""
 
-_Key = tuple[UUID, str | None]
-_Read = Callable[[AsyncConnection[Any], list[_Key]], Awaitable[list[EndedJob]]]
-
-
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    """One call of `wait`. Its future is set to the ended job, or to the error that ends the wait."""
-
-    key: _Key
-    future: asyncio.Future[EndedJob]
-    seconds: float | None
-    watched: Watched | None = None
-    """Set for one that is to be told of each change, not only of the end."""
-    last: bool = False
-    """Its time is up: the next read answers, whatever it says."""
-    unknown_since: float | None = None
-
-
-def _expired(job_id: UUID, keep: float) -> bool:
-    # An unknown job of that age was pruned. A UUIDv7 begins with its milliseconds; the client's clock is good enough for days.
-    return job_id.version == 7 and (job_id.int >> 80) / 1000 < time.time() - keep
+_Read = Callable[[AsyncConnection[Any], list[Key]], Awaitable[list[EndedJob]]]
 
 
 def _check_committed(job: Job[Any]) -> None:
@@ -92,25 +70,6 @@ def _result(job: Job[Any], ended: EndedJob) -> Any:
         raise ResultInvalid(job.id, str(error)) from error
 
 
-def _standing(row: EndedJob) -> tuple[object, ...]:
-    progress = row.progress
-    return row.state, row.stage, row.attempt, progress and (progress.value, progress.message)
-
-
-def _batches(keys: Sequence[_Key]) -> Iterator[list[_Key]]:
-    # A job comes once in a batch: the rows do not say for which tenant they were read.
-    while keys:
-        batch: dict[UUID, _Key] = {}
-        rest: list[_Key] = []
-        for key in keys:
-            if key[0] in batch or len(batch) == BATCH:
-                rest.append(key)
-            else:
-                batch[key[0]] = key
-        yield list(batch.values())
-        keys = rest
-
-
 class ResultReader:
     """Answers `Job.result` and `Job.status`. Everything is to be called from the loop's thread."""
 
@@ -123,8 +82,8 @@ class ResultReader:
         self._notifier = notifier
         self._poll = poll
         self._keep = keep
-        self._waiting: dict[_Key, list[_Waiter]] = {}
-        self._asked: set[_Key] = set()  # to be read next: new ones, and those whose time is up
+        self._waiting: dict[Key, list[Waiter]] = {}
+        self._asked: set[Key] = set()  # to be read next: new ones, and those whose time is up
         self._all = False  # a hint has come: read all
         self._moved = False  # a hint of progress has come: read what is watched
         self._reads = 0  # of all that is watched
@@ -135,7 +94,7 @@ class ResultReader:
     async def wait(self, job: Job[Any], timeout: float | None) -> Any:
         """Wait up to `timeout` seconds; see `Job.result`. Cancelled, it leaves nothing behind."""
         _check_committed(job)
-        waiter = _Waiter((job.id, job.tenant), asyncio.get_running_loop().create_future(), timeout)
+        waiter = Waiter((job.id, job.tenant), asyncio.get_running_loop().create_future(), timeout)
         return _result(job, await self._answer(waiter, timeout))
 
     def watch(self, job: Job[Any], timeout: float | None) -> Watch:
@@ -145,10 +104,10 @@ class ResultReader:
     async def look(self, job: Job[Any], watched: Watched, timeout: float | None, *, of: float | None) -> EndedJob:
         """Wait until the job stands otherwise than `watched` says. Cancelled, it leaves nothing behind, and misses nothing."""
         _check_committed(job)
-        waiter = _Waiter((job.id, job.tenant), asyncio.get_running_loop().create_future(), of, watched)
+        waiter = Waiter((job.id, job.tenant), asyncio.get_running_loop().create_future(), of, watched)
         return await self._answer(waiter, timeout, ask=watched.read != self._reads)
 
-    async def _answer(self, waiter: _Waiter, timeout: float | None, *, ask: bool = True) -> EndedJob:
+    async def _answer(self, waiter: Waiter, timeout: float | None, *, ask: bool = True) -> EndedJob:
         idle = not self._waiting
         self._waiting.setdefault(waiter.key, []).append(waiter)
         if ask:
@@ -181,7 +140,7 @@ class ResultReader:
         else:
             status = await self._read_status(job)
         if status is None:
-            raise NotCommitted(job.id) if uncommitted else JobNotFound(job.id, expired=_expired(job.id, self._keep))
+            raise NotCommitted(job.id) if uncommitted else JobNotFound(job.id, expired=expired(job.id, self._keep))
         return status
 
     async def _read_status(self, job: Job[Any]) -> JobStatus | None:
@@ -215,11 +174,11 @@ class ResultReader:
             change = self._listener.subscribe if wanted else self._listener.unsubscribe
             change("progress", self._hint_progress)
 
-    def _ask(self, waiter: _Waiter) -> None:
+    def _ask(self, waiter: Waiter) -> None:
         self._asked.add(waiter.key)
         self._event.set()
 
-    def _forget(self, waiter: _Waiter) -> None:
+    def _forget(self, waiter: Waiter) -> None:
         if waiter.future.done() and not waiter.future.cancelled():
             waiter.future.exception()  # a wait that was cancelled at the same moment does not fetch it
         others = self._waiting[waiter.key]
@@ -228,10 +187,10 @@ class ResultReader:
             del self._waiting[waiter.key]
             self._asked.discard(waiter.key)
 
-    def _waiters(self, keys: Iterable[_Key]) -> list[_Waiter]:
+    def _waiters(self, keys: Iterable[Key]) -> list[Waiter]:
         return [waiter for key in keys for waiter in self._waiting.get(key, ()) if not waiter.future.done()]
 
-    def _fail(self, waiter: _Waiter, error: Exception) -> None:
+    def _fail(self, waiter: Waiter, error: Exception) -> None:
         if not waiter.future.done():
             waiter.future.set_exception(error)
 
@@ -291,14 +250,14 @@ class ResultReader:
         since = [w.unknown_since for w in self._waiters(self._waiting) if w.unknown_since is not None]
         return min(since, default=float("inf")) + UNKNOWN_WAIT
 
-    def _watched(self) -> set[_Key]:
+    def _watched(self) -> set[Key]:
         return {key for key, waiters in self._waiting.items() if any(waiter.watched is not None for waiter in waiters)}
 
-    async def _read(self, keys: list[_Key], read: _Read) -> None:
-        for batch in _batches(keys):
+    async def _read(self, keys: list[Key], read: _Read) -> None:
+        for batch in batches(keys):
             await self._read_batch(batch, read)
 
-    async def _read_batch(self, batch: list[_Key], read: _Read) -> None:
+    async def _read_batch(self, batch: list[Key], read: _Read) -> None:
         """Read one batch; what cannot be asked for is found by halving, so that it fails its own waiters and no others."""
         # Both before the read, or a commit during it would be taken for none.
         last = {waiter for waiter in self._waiters(batch) if waiter.last}
@@ -323,16 +282,16 @@ class ResultReader:
         self._tell_watchers(batch, found, reads)
         self._deliver(batch, found, last, uncommitted)
 
-    def _tell_watchers(self, batch: list[_Key], found: dict[UUID, EndedJob], reads: int) -> None:
+    def _tell_watchers(self, batch: list[Key], found: dict[UUID, EndedJob], reads: int) -> None:
         for waiter in self._waiters(batch):
             row = found.get(waiter.key[0])
             if waiter.watched is not None and row is not None and row.stage is not None:
                 waiter.watched.read = reads
-                if _standing(row) != waiter.watched.standing:
-                    waiter.watched.standing = _standing(row)
+                if standing(row) != waiter.watched.standing:
+                    waiter.watched.standing = standing(row)
                     waiter.future.set_result(row)
 
-    def _deliver(self, batch: list[_Key], found: dict[UUID, EndedJob], last: set[_Waiter], uncommitted: set[_Key]) -> None:
+    def _deliver(self, batch: list[Key], found: dict[UUID, EndedJob], last: set[Waiter], uncommitted: set[Key]) -> None:
         now = time.monotonic()
         for waiter in self._waiters(batch):
             job_id = waiter.key[0]
@@ -342,7 +301,7 @@ class ResultReader:
                 waiter.future.set_result(row)
             elif row is None and waiter.key in uncommitted:
                 self._fail(waiter, NotCommitted(job_id))
-            elif row is None and _expired(job_id, self._keep):
+            elif row is None and expired(job_id, self._keep):
                 self._fail(waiter, JobNotFound(job_id, expired=True))
             elif row is None and long_unknown:
                 self._fail(waiter, JobNotFound(job_id))
