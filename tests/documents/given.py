@@ -102,6 +102,12 @@ async def an_order_is_placed(page: PageRun) -> None:
     await names["sessions"].kw["bind"].dispose()
 
 
+async def progress_is_followed(page: PageRun) -> None:
+    await page.open_apps()
+    async with page.names["app"].worker():
+        await page.names["follow"]()
+
+
 async def jobs_end_as_the_page_says(page: PageRun) -> None:
     names = page.names
     async with names["app"].worker():
@@ -122,6 +128,7 @@ async def month_is_closed(page: PageRun) -> None:
 
 
 AFTER: dict[str, Step] = {
+    "api.md": progress_is_followed,
     "fastapi.md": an_order_is_placed,
     "README.md": it_has_printed_the_sums,
     "fairness.md": a_label_is_printed,
