@@ -7,11 +7,13 @@ import asyncio
 import configparser
 import contextlib
 import dis
+import fcntl
 import inspect
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import tomllib
@@ -24,7 +26,7 @@ from typing import Any
 import psycopg
 import yaml
 
-from aioqueue import AioQueue, JobContext, JobTransaction
+from aioqueue import AioQueue, JobContext, JobTransaction, embedded
 from tests.documents.pages import Block
 from tests.postgres import Database
 
@@ -177,6 +179,14 @@ class PageRun:
                 "AIOQUEUE_TEST_DSN": self.database.server.dsn("superuser", "postgres"),
             },
         )  # fmt: skip
+
+
+def remove_embedded_data() -> None:
+    """Wait until the embedded server of this directory has ended, and remove its data."""
+    directory = embedded.default_data_dir()
+    if (directory / "keeper.lock").exists():
+        os.close(embedded.hold(directory / "keeper.lock", fcntl.LOCK_EX))  # the keeper's, for as long as the server runs
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def free_port() -> int:

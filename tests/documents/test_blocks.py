@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import sys
 import types
 from collections.abc import AsyncIterator, Iterator
@@ -14,7 +13,7 @@ import pytest
 from aioqueue import embedded, migrate
 from tests.documents import given
 from tests.documents.pages import ALL, NOT_RUN, PAGES, ROOT, blocks
-from tests.documents.runner import PageRun
+from tests.documents.runner import PageRun, remove_embedded_data
 from tests.postgres import Database, Server
 
 pytestmark = pytest.mark.anyio
@@ -84,7 +83,7 @@ async def test_the_page_runs(page: Path, page_database: Database, tmp_path: Path
     (tmp_path / "tasks.py").write_text(tasks.text)
     run = PageRun(page_database, tmp_path, module.__dict__)
     async with run.opened:
-        run.opened.callback(shutil.rmtree, embedded.default_data_dir(), ignore_errors=True)
+        run.opened.callback(remove_embedded_data)
         await given.every_page(run)
         if page.name in given.BEFORE:
             await given.BEFORE[page.name](run)

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from aioqueue import embedded
 from tests.documents.pages import ROOT, Block, blocks
-from tests.documents.runner import LASTING, free_port
+from tests.documents.runner import LASTING, free_port, remove_embedded_data
 
 PAGE = ROOT / "docs" / "tutorial.md"
 NOT_TYPED = {
@@ -63,7 +62,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty directory, whose embedded server's data is gone afterwards."""
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    shutil.rmtree(embedded.default_data_dir(), ignore_errors=True)
+    remove_embedded_data()
 
 
 class Server:
