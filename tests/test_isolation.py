@@ -4,6 +4,7 @@ Rights are in tests/sql/test_roles.py, what a job of a tenant sees in test_app.p
 """
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,7 +20,7 @@ from aioqueue.job import Job, JobState, new_job_id
 from aioqueue.migrate import CLIENT_FUNCTIONS
 from tests.kit import MakeApp
 from tests.sql.conftest import boss, connect, guest, one
-from tests.sql.engine import Session, entry
+from tests.sql.engine import Session, entry, progress
 
 __all__ = ["boss", "connect", "guest", "one"]
 pytestmark = pytest.mark.anyio
@@ -38,6 +39,7 @@ async def jobs_of(one: Session, tenant: str) -> dict[str, UUID]:
     claimed = {job.job_id: job for job in await one.claim(worker, 100)}
     mine = [claimed[job_id] for job_id in ids[:4]]
     await one.record(worker, entry(mine[0], r=SECRET), entry(mine[1], "error", m=SECRET), entry(mine[2], "cancelled"))
+    await one.store.report(one.conn, json.dumps([progress(mine[3], 0.5, m=SECRET)]))
     if ids[5] in claimed:
         await one.record(worker, entry(claimed[ids[5]], "interrupted", s=True, d=0))
     found = {str(state): job_id for job_id in ids if (state := await one.state(job_id))}
@@ -68,6 +70,7 @@ async def test_a_handle_finds_another_tenants_job_as_little_as_an_unknown_one(
     before = await everything(boss)
     questions: list[Callable[[Job[Any]], Awaitable[object]]] = [
         lambda job: job.status(), lambda job: job.cancel(), lambda job: job.result(), lambda job: job.result(timeout=5),
+        lambda job: job.progress(), lambda job: anext(job.watch()),
     ]  # fmt: skip
     async with make_app() as app:
         for ask in questions:
@@ -94,6 +97,7 @@ async def answer(session: Session, call: str, job_id: UUID) -> Answer:
 ABOUT = {
     "job_status": "SELECT * FROM aioqueue.job_status(%s, 'mine')",
     "read_outcomes": "SELECT * FROM aioqueue.read_outcomes(ARRAY[%s::uuid], ARRAY['mine'])",
+    "follow": "SELECT * FROM aioqueue.follow(ARRAY[%s::uuid], ARRAY['mine'])",
     "cancel_job": "SELECT aioqueue.cancel_job(%s, 'mine')",
     "retry_job": "SELECT aioqueue.retry_job(%s, 'mine')",
 }
@@ -150,11 +154,16 @@ async def test_a_client_may_call_nothing_else(guest: Session, boss: Session) -> 
 
 
 async def test_a_client_reads_no_payload_not_even_its_own_tenants(one: Session, guest: Session) -> None:
-    """What its jobs return and fail with is for it to read, and is left out here."""
+    """What its jobs return, fail with and say on the way is for it to read, and is left out here."""
     own = await jobs_of(one, "mine")
+    told = {
+        "job_status": ("succeeded", "dead"),
+        "read_outcomes": ("succeeded", "dead"),
+        "follow": ("succeeded", "dead", "running"),
+    }
     for state, job_id in own.items():
         for name, call in ABOUT.items():
-            if state not in ("succeeded", "dead") or name not in ("job_status", "read_outcomes"):
+            if state not in told.get(name, ()):
                 assert SECRET not in await answer(guest, call, job_id), (state, name)
     for name in WITHOUT_ONE:
         assert SECRET not in str(await guest.rows(f"SELECT aioqueue.{name}()"))
