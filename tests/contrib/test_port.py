@@ -1,4 +1,4 @@
-"""The port of a BackgroundTasks handler in docs/background-tasks.md is the example's code, and takes as many lines as the page says."""
+"""The port of a BackgroundTasks handler in the documentation is the example's code, and takes as many lines as the page says."""
 
 import ast
 import re
