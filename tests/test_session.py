@@ -5,7 +5,9 @@ The engine's pool has one connection, which jobs and application share: what a j
 
 import asyncio
 import contextlib
+import json
 import os
+import random
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -139,6 +141,28 @@ async def test_the_session_is_made_as_the_factory_says(at: Bench, engine: AsyncE
         assert await own.run("work") is None, own.outcomes
         assert await own.run("typed") is None, own.outcomes
     assert seen == [(True, [], False, Below)] * 2
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_the_isolation_level_is_the_engine_s_own(shop: Session, worker_dsn: str, driver: str) -> None:
+    engine = make_engine(worker_dsn, driver, isolation_level="SERIALIZABLE", pool_pre_ping=True)
+    factory = async_sessionmaker(engine)
+    seen: list[str | None] = []
+
+    async def work(session: JobSession) -> None:
+        session.add(Note(body="one"))
+        seen.append(await session.scalar(text("SHOW transaction_isolation")))
+
+    app = AioQueue(schema=shop.store.schema, session=factory)
+    app.task(name="work")(work)
+    async with bench(worker_dsn, shop, app, session=factory) as at:
+        found = add_probe(at)
+        pid = await assert_clean(at, found, engine)
+        assert await at.run("work", tenant="a") is None, at.outcomes
+        assert await assert_clean(at, found, engine) == pid
+    assert seen == ["serializable"]
+    assert await notes(shop) == [("a", "one")]
+    await engine.dispose()
 
 
 # -- nothing is left for the next user of the connection -------------------------------------------------------------------
@@ -398,6 +422,47 @@ async def test_a_task_that_breaks_its_transaction_fails_and_harms_nobody(
     elif commits:
         # What it wrote is there for good: that is said, with the line that did it, or what it raised as the cause.
         assert outcome.reason is Reason.VIOLATION and said in outcome.error.message
+    await assert_clean(at, found, engine)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_whatever_jobs_of_many_tenants_do_no_statement_runs_for_another(
+    at: Bench, shop: Session, engine: AsyncEngine, seed: int
+) -> None:
+    """One after the other on one connection, each with some of all these acts, in an order of chance."""
+    dice = random.Random(seed)
+    found = add_probe(at)
+    wrong: list[Any] = []
+    acts = {**WELL_BEHAVED, **FAILING, **{name: act for name, (act, _) in VIOLATIONS.items()}}
+
+    async def work(session: JobSession, names: list[str]) -> None:
+        async def look() -> None:
+            tenant = session.tenant
+            row = (await session.execute(text("SELECT current_setting('app.tenant'), current_setting('own.secret', true)"))).one()
+            if row[0] != tenant or (not looked and row[1]):
+                wrong.append((tenant, row, names))
+            wrong.extend(note for note in await session.scalars(select(Note)) if note.body != tenant)
+            looked.append(tenant)
+
+        looked: list[str] = []
+        await look()
+        await write(session, session.tenant)
+        for name in names:
+            await acts[name](session)
+            if name in WELL_BEHAVED:
+                await look()
+
+    at.tasks.task(name="work")(work)
+    outcomes: set[type | None] = set()
+    for number in range(40):
+        names = dice.sample(sorted(WELL_BEHAVED), dice.randrange(3)) + dice.sample(sorted(acts), dice.randrange(2))
+        names = [name for name in names if name != "a tenant for the session, the same"]  # of other tests
+        outcome = await at.run("work", json.dumps({"names": names}), tenant=f"t{number % 5}")
+        outcomes.add(None if outcome is None else type(outcome))
+        assert not wrong
+    assert {None, Failed} <= outcomes
+    # Whatever was committed is of the tenant that it was written for.
+    assert all(tenant == body for tenant, body in await notes(shop))
     await assert_clean(at, found, engine)
 
 
@@ -752,15 +817,20 @@ async def _lock(session: JobSession) -> None:
     await session.execute(text("LOCK TABLE shop.parent"))
 
 
-async def test_a_flush_at_the_end_is_in_the_time_of_the_task(at: Bench, shop: Session, owner_dsn: str) -> None:
+async def test_a_flush_at_the_end_is_the_task_s_and_can_be_cancelled(at: Bench, shop: Session, owner_dsn: str) -> None:
     async def work(session: JobSession) -> None:
         session.add(Note(body="one"))
 
-    at.tasks.task(name="work", timeout=0.3)(work)
+    at.tasks.task(name="work")(work)
     async with session(owner_dsn, at.store.schema) as other, other.conn.transaction():
         await other.rows("LOCK TABLE shop.note")
-        outcome = await at.run("work", tenant="a")
-    assert isinstance(outcome, Failed) and outcome.reason is Reason.TIME_LIMIT, outcome
+        job = await at.start("work", tenant="a")
+        await until(shop, "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'shop.note'::regclass AND NOT granted)")
+        at.stop(job, Cause.INTERRUPTED)
+        await at.end()
+    outcome = at.outcomes[job.job_id]
+    assert isinstance(outcome, Released), outcome
+    assert await notes(shop) == []
 
 
 async def test_a_rollback_that_hangs_ends_with_the_connection(shop: Session, worker_dsn: str, factory: Factory) -> None:
