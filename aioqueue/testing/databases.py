@@ -26,7 +26,7 @@ from .dsns import as_role, of_login, with_database
 
 PREFIX = "aioqueue_test_"
 STRATEGY = "FILE_COPY"
-"""How the server copies the template: WAL_LOG costs two to five times the processor time, for the thousand small files of it."""
+"""How the server copies the template, a thousand small files: it takes a little less than WAL_LOG does, and writes no WAL."""
 
 MakeTables = Callable[[str], Awaitable[object] | object]
 """Makes the application's own tables in the template, whose DSN it is given."""

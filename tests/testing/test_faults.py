@@ -137,5 +137,5 @@ async def test_jobs_beside_it_are_lost_with_the_worker(app: AioQueue[Any], queue
     queue.crash_worker_at("after_claim", "add")
     await app.get("add").enqueue(1)
     with pytest.raises(testing.TestingError, match="not over"):
-        await queue.drain(concurrency=2, timeout=2)
+        await queue.drain(concurrency=2, timeout=4)
     assert (await waits.status()).attempt == 2
