@@ -188,7 +188,7 @@ class WorkerSettings:
     """Queues to serve, each 'name' or 'name:weight'; empty: those of the app's registered tasks, and 'default'."""
     concurrency: int = 100
     """Jobs running at once."""
-    claim_batch: int = 100
+    claim_batch: int = 250
     """Jobs of one claim at most."""
     poll: float = 1.0
     """Seconds between looks without a wake-up."""

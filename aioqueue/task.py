@@ -108,6 +108,10 @@ class BoundTask(Generic[P, R]):
     def _dumped(self, payloads: Iterable[Payload]) -> list[str]:
         if isinstance(payloads, (BaseModel, Mapping, str, bytes)):
             raise InvalidPayload(self._definition.name, f"expected a list of payloads, got {payloads!r:.80}")
+        payloads = list(payloads)
+        together = self._dumped_together(payloads)
+        if together is not None:
+            return together
         dumped = []
         for number, payload in enumerate(payloads):
             try:
@@ -115,6 +119,11 @@ class BoundTask(Generic[P, R]):
             except InvalidPayload as error:
                 raise InvalidPayload(error.task, f"number {number} (from 0): {error.reason}") from error
         return dumped
+
+    def _dumped_together(self, payloads: Sequence[Payload]) -> list[str] | None:
+        if len(payloads) < 2 or any(isinstance(payload, tuple) for payload in payloads):
+            return None
+        return self._definition.payload.dump_values(payloads, limit=self._enqueuer.payload_limit)
 
     def _dump(self, payload: Payload) -> str:
         limit = self._enqueuer.payload_limit

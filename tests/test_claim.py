@@ -138,7 +138,7 @@ async def test_a_backlog_is_claimed_in_batches(make_app: MakeApp, seen: Seen, mo
         await app.worker(drain=True).run()
     assert sum(sizes) == 1_000
     assert len([size for size in sizes if size]) <= 60
-    assert max(sizes) == 100
+    assert 100 <= max(sizes) <= 250
 
 
 async def test_no_more_is_claimed_than_there_are_slots(make_app: MakeApp, seen: Seen) -> None:

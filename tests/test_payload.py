@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import pytest
 from hypothesis import given
@@ -572,3 +572,39 @@ def test_result_annotation_refused() -> None:
     for annotation in (NumpyLike, Iterator[int]):
         with pytest.raises(TaskDefinitionError, match="return annotation"):
             result(annotation)
+
+
+# -- many in one piece -----------------------------------------------------------------------------------------------------
+
+
+class Aliased(BaseModel):
+    number: int = Field(alias="n")
+    when: datetime | None = None
+
+
+def test_many_are_written_as_each_by_itself() -> None:
+    async def one(model: Aliased) -> None: ...
+    async def several(a: int, b: list[str] = ["x"], c: float | None = None) -> None: ...  # noqa: B006 - never called
+
+    for fn, values in (
+        (one, [Aliased(n=1), {"n": 2}, {"number": "3"}, Aliased(n=4, when=datetime(2030, 1, 1, tzinfo=UTC))]),
+        (several, [{"a": 1}, {"a": "2", "b": ["\u2603", '"']}, {"a": 3, "c": 0.5}]),
+    ):
+        of_fn = codec(cast(Callable[..., Any], fn))
+        many: list[Any] = list(values)
+        assert of_fn.dump_values(many, limit=1_000) == [of_fn.dump_value(value, limit=1_000) for value in many]
+
+
+def test_many_of_which_one_may_be_wrong_are_left_to_a_look_at_each() -> None:
+    async def one(model: Aliased) -> None: ...
+    async def anything(a: Any) -> None: ...
+
+    of_one, free = codec(one), codec(anything)
+    changed = Aliased(n=1)
+    changed.number = cast(int, "one")
+    naive = Aliased(n=1, when=NAIVE)
+    for wrong in ({"n": "x"}, changed, naive, "text"):
+        assert of_one.dump_values([{"n": 1}, wrong], limit=1_000) is None
+    for bad in (math.nan, "\x00", "x" * 1_000, "\ud800"):
+        assert free.dump_values([{"a": 1}, {"a": bad}], limit=1_000) is None
+    assert free.dump_values([], limit=1_000) == []

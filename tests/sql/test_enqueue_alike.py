@@ -76,18 +76,19 @@ async def test_an_id_that_another_job_has_refuses_them_all(boss: Session, one: S
 
 
 async def test_options_are_checked(boss: Session, one: Session) -> None:
-    for options, expected in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"priority": 7}, "job 1 of 2: priority: expected -2 to 2, got 7"),
         ({"delay": 1, "run_at": "2030-01-01Z"}, "expected one of them at most"),
-    ):
+    ]
+    for options, expected in refused:
         with pytest.raises(psycopg.errors.InvalidParameterValue, match=expected):
             await alike(one, new_job_ids(2), **options)
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="as many payloads as ids"):
         await alike(one, new_job_ids(2), [1])
     await boss.rows("INSERT INTO aioqueue.task VALUES ('t', 'q', 1, 3, now(), true)")
-    with pytest.raises(psycopg.Error, match="task t runs for a tenant only") as refused:
+    with pytest.raises(psycopg.Error, match="task t runs for a tenant only") as homeless:
         await alike(one, new_job_ids(2))
-    assert refused.value.sqlstate == "AQ004"
+    assert homeless.value.sqlstate == "AQ004"
     assert await boss.rows("SELECT count(*) FROM aioqueue.job") == [(0,)]
 
 
