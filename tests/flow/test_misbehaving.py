@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.parametrize("loop", ["--no-uvloop", "--uvloop"])
 async def test_whatever_is_raised_also_in_threads_and_nested_tasks_fails_its_job_alone(flow: Flow, loop: str) -> None:
-    worker = await flow.start(loop)
+    worker = await flow.start(loop, lease=30)
     jobs = {}
     for error in ERRORS:
         for nested in (False, True):
@@ -95,7 +95,7 @@ async def test_a_time_out_is_a_failed_attempt_with_its_own_error_and_a_back_off(
 
 
 async def test_a_thread_that_goes_on_past_its_limit_is_said_to_and_ends_its_worker_in_order(flow: Flow) -> None:
-    worker = await flow.start("-c", "3")
+    worker = await flow.start("-c", "3", lease=10)
     (neighbour,) = await flow.enqueue("hold")
     await flow.until_started(1)
     (job,) = await flow.enqueue("thread_limited", max_attempts=1)

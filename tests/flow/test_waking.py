@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_an_enqueue_of_another_process_wakes_an_idle_worker_up(flow: Flow) -> None:
     # Nothing but the wake-up could start them within the patience of this test: the polls are an hour apart.
-    worker = await flow.start(poll=3600)
+    worker = await flow.start(lease=30, poll=3600)
     async with made(flow.dsn, schema=flow.schema) as app:
         for number in range(3):
             job = await app.get("quick").enqueue(number=number)
@@ -27,7 +27,7 @@ async def test_an_enqueue_of_another_process_wakes_an_idle_worker_up(flow: Flow)
 
 
 async def test_an_enqueue_in_plain_sql_is_found_by_the_poll(flow: Flow) -> None:
-    await flow.start(poll=1)
+    await flow.start(lease=30, poll=1)
     for _ in range(3):
         # Nobody sends a hint.
         job = await flow.value("aioqueue.enqueue('quick')")
@@ -39,7 +39,7 @@ async def test_an_enqueue_in_plain_sql_is_found_by_the_poll(flow: Flow) -> None:
 async def test_a_worker_whose_listening_session_is_ended_again_and_again_is_woken_up_all_the_same(
     flow: Flow, superuser_dsn: str
 ) -> None:
-    worker = await flow.start(poll=3600)
+    worker = await flow.start(lease=30, poll=3600)
     listens = "FROM pg_stat_activity WHERE application_name = 'aioqueue' AND query LIKE 'LISTEN%%' AND pid <> ALL (%s)"
     ended: list[int] = []
     async with (
@@ -70,7 +70,7 @@ async def test_a_worker_whose_listening_session_is_ended_again_and_again_is_woke
 
 async def test_names_and_payloads_of_any_size_wake_a_worker_up(flow: Flow) -> None:
     queue = "\N{OWL}" * 200
-    await flow.start("-q", queue, poll=3600)
+    await flow.start("-q", queue, lease=30, poll=3600)
     async with made(flow.dsn, schema=flow.schema) as app:
         task = app.get("quick").options(queue=queue, tenant="\N{OWL}" * 200)
         first = await task.enqueue(number=1)
@@ -110,7 +110,7 @@ async def test_commits_do_not_wait_for_notifications_of_others(own_server: tuple
             await stands.execute("SET synchronous_commit = on")
             async with asyncio.timeout(PATIENCE):
                 while True:  # the server has the setting a moment later
-                    hangs = asyncio.create_task(stands.execute("NOTIFY something"))
+                    hangs = asyncio.create_task(stands.execute("INSERT INTO flow.gate VALUES (false); NOTIFY something"))
                     if not (await asyncio.wait([hangs], timeout=0.3))[0]:
                         break
             try:
