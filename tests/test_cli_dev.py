@@ -1,6 +1,7 @@
 """`python -m aioqueue dev` as a real process: the worker starts anew at a change, survives a broken one, ends at Ctrl-C."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -30,7 +31,7 @@ async def answer() -> int:
 class Dev:
     """The command, its lines on standard error, and the file that it watches."""
 
-    def __init__(self, directory: Path, dsn: str, schema: str) -> None:
+    def __init__(self, directory: Path, dsn: str, schema: str, *arguments: str) -> None:
         self.file = directory / "tasks.py"
         self.write(1)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("AIOQUEUE_", "PG"))}
@@ -39,7 +40,7 @@ class Dev:
         before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "aioqueue", "dev", "-A", "tasks:app"],
+                [sys.executable, "-m", "aioqueue", "dev", "-A", "tasks:app", *arguments],
                 cwd=directory,
                 env={**kept, "PYTHONPATH": path, "AIOQUEUE_DSN": dsn, "AIOQUEUE_SCHEMA": schema},
                 stderr=subprocess.PIPE,
@@ -60,10 +61,16 @@ class Dev:
                 return line
         raise AssertionError(f"it ended without saying {part!r}: {''.join(said)}")
 
+    def line_of(self, said: list[dict[str, Any]]) -> str:
+        """Read one line of JSON; its message."""
+        assert self.process.stderr is not None
+        said.append(json.loads(self.process.stderr.readline()))
+        return str(said[-1]["message"])
+
 
 @pytest.fixture
-def dev(tmp_path: Path, owner_dsn: str, schema: str) -> Iterator[Dev]:
-    started = Dev(tmp_path, owner_dsn, schema)
+def dev(tmp_path: Path, owner_dsn: str, schema: str, request: pytest.FixtureRequest) -> Iterator[Dev]:
+    started = Dev(tmp_path, owner_dsn, schema, *getattr(request, "param", ()))
     yield started
     if started.process.poll() is None:
         started.process.terminate()
@@ -86,6 +93,25 @@ async def test_a_change_takes_effect_also_after_one_that_does_not_import(dev: De
         assert await answer() == 3
     dev.process.send_signal(signal.SIGINT)
     assert dev.process.wait(60) == 0
+
+
+@pytest.mark.parametrize("dev", [("--log-format", "json")], indirect=True)
+async def test_its_lines_and_its_workers_are_json_if_wanted_also_of_what_does_not_import(dev: Dev) -> None:
+    said: list[dict[str, Any]] = []
+
+    def until(part: str) -> None:
+        while part not in dev.line_of(said):
+            pass
+
+    until("serves")
+    assert said[-1]["event"] == "WorkerStarted" and said[-1]["worker"]
+    dev.write("2 +")
+    until("changed")
+    assert said[-1]["logger"] == "aioqueue.dev"
+    until("SyntaxError")
+    assert said[-1]["level"] == "ERROR"
+    dev.process.send_signal(signal.SIGINT)
+    dev.process.wait(60)
 
 
 async def test_a_terminal_that_is_closed_ends_both(dev: Dev) -> None:

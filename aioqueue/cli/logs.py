@@ -5,11 +5,13 @@ Sets up the root logger's handlers; what a record says of its job comes from ../
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
 import math
 import sys
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +23,7 @@ from aioqueue.events import Event
 from aioqueue.job_log import JobLogFilter
 from aioqueue.outcome import ErrorText, storable
 
+from .failure import Failure, explain
 from .options import option
 
 Format = Literal["console", "json"]
@@ -54,7 +57,24 @@ def set_up_logs(level: int, form: Format) -> None:
         for handler in ours:
             handler.setFormatter(JsonLines())
     for handler in root.handlers:
-        handler.addFilter(JobLogFilter())
+        if not any(isinstance(one, JobLogFilter) for one in handler.filters):
+            handler.addFilter(JobLogFilter())
+
+
+@contextlib.contextmanager
+def last_word(logger: logging.Logger, level: int, form: Format, *, verbose: bool) -> Iterator[None]:
+    """Where lines are JSON, log the error that ends the command, and leave with its code; otherwise the command prints it."""
+    try:
+        yield
+    except (click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        if form == "console":
+            raise
+        set_up_logs(level, form)  # the app may not even be imported
+        failure = error if isinstance(error, Failure) else explain(error)
+        logger.error("%s", failure.message, exc_info=error if verbose else None)
+        raise click.exceptions.Exit(failure.exit_code) from None
 
 
 class JsonLines(logging.Formatter):

@@ -26,7 +26,7 @@ from aioqueue.patience import once_reached
 
 from .eventlog import EventLog
 from .failure import FAILED, Common, Misuse, explain
-from .logs import Format, log_format, set_up_logs
+from .logs import Format, last_word, log_format, set_up_logs
 from .options import common_options, given_dsn, make_app, option
 from .stopping import Stops, find_stuck, leave
 
@@ -94,28 +94,23 @@ def worker(
     if listen_dsn:
         # Before the import, as for --dsn: an app may read it there.
         os.environ["AIOQUEUE_LISTEN_DSN"] = listen_dsn
-    app = make_app(common, start_timeout=start_timeout)
-    if ctx.get_parameter_source("listen_dsn") is ParameterSource.COMMANDLINE and app.listen_dsn not in (None, listen_dsn):
-        raise Misuse(f"{common.app} has a listen_dsn of its own: leave --listen-dsn out, or write AioQueue() there without one")
-    # After the import of the app: logging that it has set up itself stays as it is.
-    set_up_logs(level, log_format)
-    logging.getLogger("aioqueue").setLevel(level)
-    app.observers.add(EventLog(logger))
-    names = tuple(name for text in queue for name in text.split(",") if name)
-    wanted = Wanted(
-        queues=names or None, concurrency=concurrency, drain=drain or None, grace=grace, migrate=migrate,
-        health=health,
-    )  # fmt: skip
-    try:
+    with last_word(logger, level, log_format, verbose=common.verbose):
+        app = make_app(common, start_timeout=start_timeout)
+        if ctx.get_parameter_source("listen_dsn") is ParameterSource.COMMANDLINE and app.listen_dsn not in (None, listen_dsn):
+            raise Misuse(
+                f"{common.app} has a listen_dsn of its own: leave --listen-dsn out, or write AioQueue() there without one"
+            )
+        # After the import of the app: logging that it has set up itself stays as it is.
+        set_up_logs(level, log_format)
+        logging.getLogger("aioqueue").setLevel(level)
+        app.observers.add(EventLog(logger))
+        names = tuple(name for text in queue for name in text.split(",") if name)
+        wanted = Wanted(
+            queues=names or None, concurrency=concurrency, drain=drain or None, grace=grace, migrate=migrate,
+            health=health,
+        )  # fmt: skip
         with asyncio.Runner(loop_factory=_loop_factory() if uvloop else None) as runner:
-            code = _run(runner.get_loop(), _work(app, given_dsn(common, app), wanted, verbose=common.verbose))
-    except Exception as error:
-        if log_format == "console":
-            raise
-        failure = explain(error)
-        logger.error("%s", failure.message, exc_info=error if common.verbose else None)
-        code = failure.exit_code
-    ctx.exit(code)
+            ctx.exit(_run(runner.get_loop(), _work(app, given_dsn(common, app), wanted, verbose=common.verbose)))
 
 
 def _run(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, int]) -> int:
