@@ -40,7 +40,7 @@ PLACES = "SELECT lane, vt, tenant, attempt, spared, worker FROM aioqueue.live OR
         {"run_at": "2001-01-01T00:00:00Z"},
     ],
 )
-async def test_they_are_what_as_many_objects_would_be(boss: Session, guest: Session, options: dict[str, object]) -> None:
+async def test_they_are_what_as_many_objects_would_be(boss: Session, guest: Session, options: dict[str, Any]) -> None:
     await boss.rows("INSERT INTO aioqueue.task VALUES ('t', 'of-task', 1, 3, now())")
     await boss.rows("INSERT INTO aioqueue.tenant VALUES ('T', 4)")
     ids, found = new_job_ids(4), []
