@@ -179,7 +179,7 @@ class Claimer:
                 await asyncio.sleep(GATHER)
             limit = min(self._room, self._most if self._backlog.is_set() else self._settings.claim_batch)
             # What would wait for a connection for long is left to others, and a look taken again soon.
-            limit = self._database.bounded(limit, self._reserved)
+            limit = self._bounded(limit)
             if limit <= 0:
                 await asyncio.sleep(GATHER)
                 backlog = True
@@ -214,7 +214,7 @@ class Claimer:
                 continue
             self._second_over.clear()
             try:
-                limit = self._database.bounded(min(self._room, self._most), self._reserved)
+                limit = self._bounded(min(self._room, self._most))
                 if limit <= 0 or self._start(await self._claim(limit)) < limit:
                     self._backlog.clear()
             finally:
@@ -229,6 +229,9 @@ class Claimer:
         """Room that is worth a claim while there is a backlog."""
         return min(self._settings.claim_batch, self._settings.concurrency) // 4
 
+    def _bounded(self, limit: int) -> int:
+        return self._database.bounded(limit, busy=self._slots.busy, coming=self._reserved)
+
     @property
     def _most(self) -> int:
         """Jobs of one claim at most while there is a backlog: half of the room is the other claim's."""
@@ -236,7 +239,6 @@ class Claimer:
 
     def _start(self, claims: Claims) -> int:
         """Start what was claimed; the number of jobs."""
-        self._database.expect(len(claims.jobs))
         for job in claims.jobs:
             self._slots.start(job)
         if claims.jobs or claims.more or claims.passed:

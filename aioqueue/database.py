@@ -188,10 +188,8 @@ class Database:
         """Calls so far whose connection was lost: after a crash the server may have gone back, without a new start time."""
         self.waiting = 0
         """Jobs that wait for a connection now."""
-        self._expected = self._asked = 0
-        """Of the jobs that were started last: their number, and how many have asked for a connection to run with."""
-        self._share = 1.0
-        """Which share of jobs does so."""
+        self._share = 0.0
+        """Which share of the jobs that run has a connection, or waits for one."""
 
     @property
     def is_open(self) -> bool:
@@ -211,18 +209,14 @@ class Database:
         """Connections that a job's transaction could have at once."""
         return self._shares.free
 
-    def expect(self, jobs: int) -> None:
-        """Take note of jobs that are about to start; of those before, it is known by now how many have asked for a connection."""
-        if jobs:
-            if self._expected:
-                self._share += (min(1.0, self._asked / self._expected) - self._share) / 2
-            self._expected, self._asked = jobs, 0
-
-    def bounded(self, limit: int, coming: int = 0) -> int:
+    def bounded(self, limit: int, *, busy: int, coming: int) -> int:
         """How many jobs to claim, `limit` at most, so that those of them that take a connection have one soon.
 
-        `coming`: jobs that another claim has asked for.
+        How many do is taken to be as among the `busy` ones that run. `coming`: jobs that another claim has asked for.
         """
+        if busy:
+            now = min(1.0, self._shares.jobs / busy)
+            self._share = max(now, self._share + (now - self._share) / 8)  # it rises at once, and falls by and by
         # While none comes back, what the last one has taken so far counts.
         last = max(self._lent.values(), default=None)
         held = max(self._held, 0.0 if last is None else time.monotonic() - last)
@@ -360,7 +354,6 @@ class Database:
     async def lend(self, wait: float | None, guest: object = None) -> PoolConnection:
         """Lend one as `for_job` does; `take_back` follows exactly if this returns. `guest`: see `promise`."""
         conn: PoolConnection | None = None
-        self._asked += wait is not None  # a short transaction is one of a job that runs already
         if self._shares.free and not self.waiting:
             await self._shares.enter("job")
         else:

@@ -81,6 +81,11 @@ class JobConnection(PoolConnection):
         self.pgconn.notice_handler = self.pgconn.notify_handler = None
         self._prepared.prepare_threshold, self._prepared.prepared_max = self._limits
         self.pgconn = _closed()
+        self._check = _nothing  # or it would be the garbage collector's to find that nobody needs the two any more
+
+
+def _nothing() -> None:
+    pass
 
 
 _dead: list[pq.abc.PGconn] = []

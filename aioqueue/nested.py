@@ -63,9 +63,10 @@ class OnConnection:
 class _Block:
     """One block of one transaction, or the whole of it."""
 
-    nesting: Nesting
+    of: object
+    """Names the transaction. No block knows it: what refers to itself, job by job, is for the garbage collector to find."""
     identity: Identity
-    tenant: CurrentTenant
+    tenant: str | None
 
 
 _current: ContextVar[_Block | None] = ContextVar("aioqueue_block", default=None)
@@ -81,7 +82,8 @@ class Nesting:
     def __init__(self, tenants: TenantSettings, job: Claimed, own: Identity, *, role: str, marker: str) -> None:
         self._tenants = tenants
         self._job = job
-        self._whole = self._block(own, job.tenant)
+        self._name = object()
+        self._whole = _Block(self._name, own, job.tenant)
         self._stack = [self._whole]
         self._role = role
         self._marker = marker
@@ -91,7 +93,7 @@ class Nesting:
     @property
     def tenant(self) -> CurrentTenant:
         """The tenant of the block that the current task is in."""
-        return self._here().tenant
+        return CurrentTenant.of(self._here().tenant, self.open)
 
     def check(self) -> None:
         """Raise TransactionViolation where the current task is not in the innermost block: a statement would be another's."""
@@ -109,7 +111,7 @@ class Nesting:
             raise InvalidOption("tenant", "expected a tenant's name, got none")
         self.check()
         before, outer = _current.get(), self._stack[-1]
-        inner = self._block(Identity.of_tenant(self._job, self._tenants, name), name)
+        inner = _Block(self._name, Identity.of_tenant(self._job, self._tenants, name), name)
         # From here on, and until the other identity is in force again, nobody else's statement is sent.
         self._stack.append(inner)
         _current.set(inner)
@@ -125,12 +127,9 @@ class Nesting:
             self._stack.remove(inner)
             _current.set(before)
 
-    def _block(self, identity: Identity, tenant: str | None) -> _Block:
-        return _Block(self, identity, CurrentTenant.of(tenant, self.open))
-
     def _here(self) -> _Block:
         block = _current.get()
-        return block if block is not None and block.nesting is self else self._whole
+        return block if block is not None and block.of is self._name else self._whole
 
     async def _switch(self, now: Identity, then: Identity) -> None:
         """Set the settings and the role of `then`, if those of `now` are still in force."""

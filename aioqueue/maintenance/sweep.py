@@ -1,7 +1,7 @@
 """Makes parked jobs ready that have room and that nobody has unparked; one process at a time does it, whichever comes first.
 
-Most ends are followed up at once, by unpark.py. Where no worker could (a ready job that was cancelled, a process that died between
-the two, a loop that is blocked), or not at that moment, this does: within a second where jobs are known to be parked.
+Most ends are followed up at once, by unpark.py. Where no worker could (a ready job that was cancelled, a process that died in
+between, a loop that is blocked), or not at that moment, this does: within a second where jobs are known to be parked.
 """
 
 from __future__ import annotations

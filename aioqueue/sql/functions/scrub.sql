@@ -3,7 +3,7 @@
 -- statements of the driver are still prepared: a job may have deallocated them without its knowing.
 CREATE OR REPLACE FUNCTION aioqueue.scrub() RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
-DECLARE prepared text;
+DECLARE prepared text[]; kept bigint;
 BEGIN
     SET SESSION AUTHORIZATION DEFAULT;
     RESET ALL;
@@ -11,10 +11,12 @@ BEGIN
     PERFORM pg_catalog.pg_advisory_unlock_all();
     EXECUTE 'CLOSE ALL';  -- plpgsql has a CLOSE of its own
     -- Those of the driver stay: DISCARD ALL would break them.
-    FOR prepared IN SELECT p.name FROM pg_catalog.pg_prepared_statements p WHERE p.from_sql LOOP
-        EXECUTE pg_catalog.format('DEALLOCATE %I', prepared);
+    SELECT pg_catalog.array_agg(p.name) FILTER (WHERE p.from_sql), pg_catalog.count(*) FILTER (WHERE NOT p.from_sql)
+      INTO prepared, kept FROM pg_catalog.pg_prepared_statements p;
+    FOR i IN 1..coalesce(pg_catalog.cardinality(prepared), 0) LOOP
+        EXECUTE pg_catalog.format('DEALLOCATE %I', prepared[i]);
     END LOOP;
     DISCARD TEMP;
     DISCARD SEQUENCES;
-    RETURN (SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_statements p WHERE NOT p.from_sql);
+    RETURN kept;
 END $$;
