@@ -6,9 +6,9 @@ by hand   so many connections, each in a loop: BEGIN, set_config of the tenant, 
 aioqueue  jobs of a task with a JobTransaction, over as many connections: claim, the same query in the job's tenant, the fenced
           finish in the same commit, and what a job may have left on the connection taken off again
 
-Rounds are interleaved. Beside the rate stands what the client's process takes of the processor for one, which decides the rate where the
-server has a processor of its own; other work on the machine changes it least. The loop's transactions write nothing, so they wait for no
-disk. The promise is 0.8 of the loop's rate; exits with 1 below it.
+Rounds are interleaved. Beside the rate stands what the client's process takes of the processor for one, which decides the rate
+where the server has a processor of its own; other work on the machine changes it least. The loop's transactions write nothing,
+so they wait for no disk. The promise is 0.8 of the loop's rate; exits with 1 below it.
 """
 
 from __future__ import annotations
