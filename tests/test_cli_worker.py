@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import click
 import pytest
 
+from aioqueue.cli.options import address
 from tests.kit import session
 from tests.postgres import Database
 from tests.sql.engine import Session
@@ -344,3 +346,17 @@ def test_wait_prints_the_result_of_another_process(start: Start, run: Run, direc
     assert "is dead" in done.stderr
     worker.signal()
     assert worker.end()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("8080", ("127.0.0.1", 8080)), ("192.0.2.1:0", ("192.0.2.1", 0)), ("[::1]:9", ("::1", 9)), ("host:65535", ("host", 65535))],
+)
+def test_where_probes_are_answered(given: str, expected: tuple[str, int]) -> None:
+    assert address(None, None, given) == expected
+
+
+@pytest.mark.parametrize("given", ["", "host", "65536", "::1:9", "host:", "-1", "8080:host", "²"])
+def test_an_address_that_is_none_is_refused_with_what_is_expected(given: str) -> None:
+    with pytest.raises(click.BadParameter, match="expected PORT or HOST:PORT"):
+        address(None, None, given)

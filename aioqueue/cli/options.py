@@ -32,11 +32,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 READ_SECONDS = 30
 """Seconds that one statement of a reading command may take; they are all bounded, but a held xmin horizon slows them."""
+HIGHEST_PORT = 65535
 COMMAND_SECONDS = 60.0
 """Seconds that all of a command may take: the server may hang."""
 
 option = functools.partial(click.option, show_envvar=True)
 as_json = option("--json", is_flag=True, help="Print JSON.")
+
+
+def address(_ctx: click.Context | None, _param: click.Parameter | None, value: str | None) -> tuple[str, int] | None:
+    """Return the host and port of [HOST:]PORT; an IPv6 address in brackets."""
+    if value is None:
+        return None
+    host, colon, port = value.rpartition(":")
+    known = host.startswith("[") or (bool(host) and ":" not in host) or not colon
+    if not (known and port.isascii() and port.isdecimal() and int(port) <= HIGHEST_PORT):
+        raise click.BadParameter(f"expected PORT or HOST:PORT, such as 8080, 0.0.0.0:8080 or [::]:8080, got {value!r}")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:

@@ -27,7 +27,7 @@ from aioqueue.patience import once_reached
 from .eventlog import EventLog
 from .failure import FAILED, Common, Misuse, explain
 from .logs import Format, last_word, log_format, set_up_logs
-from .options import common_options, given_dsn, make_app, option
+from .options import address, common_options, given_dsn, make_app, option
 from .stopping import Stops, find_stuck, leave
 
 logger = logging.getLogger("aioqueue.worker")
@@ -44,7 +44,7 @@ class Wanted:
     drain: bool | None
     grace: float | None
     migrate: bool
-    health: int | None
+    health: tuple[str, int] | None
 
 
 @click.command
@@ -61,7 +61,10 @@ class Wanted:
     metavar="SECONDS",
     help="Time for a database that cannot be reached at the start (the app's setting: 60).",
 )
-@option("--health", type=click.IntRange(0, 65535), metavar="PORT", help="Answer /livez and /readyz there, on 127.0.0.1.")
+@option(
+    "--health", callback=address, metavar="[HOST:]PORT",
+    help="Answer /livez and /readyz there; HOST is 127.0.0.1, 0.0.0.0 lets a cluster's probes in, which need no secret.",
+)  # fmt: skip
 @option("--uvloop/--no-uvloop", default=True, help="Run on uvloop where it is installed (the default).")
 @option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True, help="What to log.")
 @log_format
@@ -75,7 +78,7 @@ def worker(
     grace: float | None,
     listen_dsn: str | None,
     start_timeout: float | None,
-    health: int | None,
+    health: tuple[str, int] | None,
     uvloop: bool,
     log_level: str,
     log_format: Format,
@@ -164,8 +167,9 @@ async def _serve(app: AioQueue, dsn: str | None, wanted: Wanted, stops: Stops) -
             )
             if wanted.health is not None:
                 # From the beginning: a worker that waits for its database is not ready, and says why.
-                port = await stack.enter_async_context(HealthServer(running.problems).listen(wanted.health))
-                logger.info("health probes are answered on http://127.0.0.1:%d/livez and /readyz", port)
+                host, wished = wanted.health
+                port = await stack.enter_async_context(HealthServer(running.problems).listen(wished, host=host))
+                logger.info("health probes are answered on http://%s:%d/livez and /readyz", host, port)
             if wanted.migrate and dsn is not None:
                 await once_reached(
                     lambda: migrations.migrate(dsn, schema=app.settings.schema),
