@@ -97,8 +97,7 @@ class Loop:
 
     async def end(self, jobs: list[Claimed]) -> None:
         """Record success, and unpark as a worker does."""
-        entries = [{"j": str(j.job_id), "l": j.lane, "v": j.vt, "a": j.attempt, "o": "succeeded"} for j in jobs]
-        await self.store.record(self.conn, worker=self.worker, outcomes=json.dumps(entries))
+        await self.store.record(self.conn, worker=self.worker, succeeded=jobs, results=["null"] * len(jobs))
         keys = Counter(key for job in jobs for key in job.keys)
         if keys:
             _, firsts = await self.store.unpark(self.conn, keys, held=self.held.text(0), parked=self.parked.text(0))

@@ -15,7 +15,6 @@ import psycopg
 
 from aioqueue.job import Claimed
 from aioqueue.outcome import Succeeded
-from aioqueue.record import encode
 from aioqueue.store import NOT_OWNED, WORKER_DEAD
 
 from .actors import kill
@@ -94,8 +93,7 @@ class MortalWorker(ChaosWorker):
     async def _expect_fenced(self, jobs: Sequence[Claimed], what: str) -> None:
         if not jobs:
             return
-        text = f"[{','.join(encode(job, Succeeded('null')).text for job in jobs)}]"
-        states = await self._store.record(self.conn, worker=jobs[0].worker, outcomes=text)
+        states = await self._write({job.job_id: (job, Succeeded("null")) for job in jobs})
         self._chaos.counts["zombie records fenced"] += len(jobs) - len(states)
         for job_id in states:
             self._chaos.ended(job_id)

@@ -11,7 +11,8 @@ import math
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from uuid import UUID
 
 import psycopg
 from psycopg import AsyncConnection
@@ -22,7 +23,7 @@ from aioqueue.floor import Floors
 from aioqueue.job import Claimed
 from aioqueue.maintenance.tick import Ticker
 from aioqueue.outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Released, Snoozed, Succeeded
-from aioqueue.record import encode
+from aioqueue.pending import encode, parts
 from aioqueue.settings import PoolSettings
 from aioqueue.store import LOWEST_ID, NOT_OWNED, WORKER_DEAD, LaneScan
 
@@ -195,26 +196,32 @@ class ChaosWorker:
             return Released(Reason.INTERRUPTED, "handed back on purpose")
         return Cancelled("cancelled on purpose")
 
+    async def _write(self, outcomes: Mapping[UUID, tuple[Claimed, Outcome]]) -> dict[UUID, str]:
+        """Record outcomes of one worker's jobs, as its recorder does; the states of those that were accepted."""
+        others, succeeded, results = parts([encode(job, outcome) for job, outcome in outcomes.values()])
+        worker = next(job.worker for job, _ in outcomes.values())
+        states = await self._store.record(self.conn, worker=worker, outcomes=others, succeeded=succeeded, results=results)
+        return dict.fromkeys(outcomes, "succeeded") if states is None else states
+
     async def _record(self, jobs: Sequence[Claimed]) -> None:
         """Record outcomes of any kind; every job of a worker that lives must be accepted."""
         if not jobs:
             return
-        outcomes = {job.job_id: self._outcome(job) for job in jobs}
-        text = f"[{','.join(encode(job, outcomes[job.job_id]).text for job in jobs)}]"
+        outcomes = {job.job_id: (job, self._outcome(job)) for job in jobs}
         worker = jobs[0].worker
         if self._random.random() < 0.02:
             async with self.conn.transaction(force_rollback=True):
-                await self._store.record(self.conn, worker=worker, outcomes=text)
+                await self._write(outcomes)
             self._chaos.counts["records rolled back and repeated"] += 1
-        states = await self._store.record(self.conn, worker=worker, outcomes=text)
+        states = await self._write(outcomes)
         now = time.time()
         for job_id, state in states.items():
             if state in ("succeeded", "dead", "cancelled"):
                 self._chaos.ended(job_id)
             elif job_id not in self._chaos.ready_at:
-                outcome = outcomes[job_id]
+                _, outcome = outcomes[job_id]
                 self._chaos.ready_at[job_id] = now + (getattr(outcome, "delay", 0.0) or 0.0)
-        if self._random.random() < 0.02 and await self._store.record(self.conn, worker=worker, outcomes=text):
+        if self._random.random() < 0.02 and await self._write(outcomes):
             self._chaos.fault("a record that was repeated was accepted twice")
         if len(states) < len(jobs):
             await self._refused(worker, len(jobs) - len(states))
