@@ -90,6 +90,7 @@ class ResultReader:
         self._hears_progress = False
         self._error: Exception | None = None
         self._event = asyncio.Event()
+        self._closed = False
 
     async def wait(self, job: Job[Any], timeout: float | None) -> Any:
         """Wait up to `timeout` seconds; see `Job.result`. Cancelled, it leaves nothing behind."""
@@ -105,9 +106,14 @@ class ResultReader:
         """Wait until the job stands otherwise than `watched` says. Cancelled, it leaves nothing behind, and misses nothing."""
         _check_committed(job)
         waiter = Waiter((job.id, job.tenant), asyncio.get_running_loop().create_future(), of, watched)
-        return await self._answer(waiter, timeout, ask=watched.read != self._reads)
+        seen = await self._answer(waiter, timeout, ask=watched.read != self._reads)
+        # Here, where nothing can cancel it any more: an answer that is not taken has not been seen.
+        watched.standing, watched.read = standing(seen), waiter.read
+        return seen
 
     async def _answer(self, waiter: Waiter, timeout: float | None, *, ask: bool = True) -> EndedJob:
+        if self._closed:
+            raise AppNotOpen("result")
         idle = not self._waiting
         self._waiting.setdefault(waiter.key, []).append(waiter)
         if ask:
@@ -148,17 +154,19 @@ class ResultReader:
             return await self._store.job_status(conn, job.id, tenant=job.tenant)
 
     async def run(self) -> None:
-        """Read for the waiters, for ever. Cancelled, those that still wait get AppNotOpen; a failure leaves them waiting."""
+        """Read for the waiters, for ever; a failure leaves them waiting."""
         self._listener.subscribe("done", self._hint)
         try:
             await self._read_for_ever()
-        except asyncio.CancelledError:
-            for waiter in self._waiters(list(self._waiting)):
-                self._fail(waiter, AppNotOpen("result"))
-            raise
         finally:
             self._listener.unsubscribe("done", self._hint)
             self._hear_progress(False)
+
+    def close(self) -> None:
+        """Let nobody wait any more: those who do, and whoever looks for the next event of a watch, get AppNotOpen."""
+        self._closed = True
+        for waiter in self._waiters(list(self._waiting)):
+            self._fail(waiter, AppNotOpen("result"))
 
     def _hint(self) -> None:
         self._all = True
@@ -286,10 +294,11 @@ class ResultReader:
         for waiter in self._waiters(batch):
             row = found.get(waiter.key[0])
             if waiter.watched is not None and row is not None and row.stage is not None:
-                waiter.watched.read = reads
+                waiter.read = reads
                 if standing(row) != waiter.watched.standing:
-                    waiter.watched.standing = standing(row)
                     waiter.future.set_result(row)
+                else:
+                    waiter.watched.read = reads
 
     def _deliver(self, batch: list[Key], found: dict[UUID, EndedJob], last: set[Waiter], uncommitted: set[Key]) -> None:
         now = time.monotonic()

@@ -112,6 +112,7 @@ class Services:
         try:
             for task in tasks:
                 task.cancel()
+            self._reader.close()
             await asyncio.wait(tasks)
             await self.notifier.send_last()
         finally:

@@ -27,6 +27,8 @@ class Waiter:
     seconds: float | None
     watched: Watched | None = None
     """Set for one that is to be told of each change, not only of the end."""
+    read: int = -1
+    """The read of all watchers that has answered it."""
     last: bool = False
     """Its time is up: the next read answers, whatever it says."""
     unknown_since: float | None = None

@@ -395,13 +395,16 @@ async def test_a_result_of_none_is_none(start: Start, other: Session) -> None:
     assert await process.job(job_id).result() is None
 
 
-async def test_waiters_of_a_reader_that_stops_are_told(start: Start, other: Session) -> None:
+async def test_waiters_of_a_reader_that_is_closed_are_told_and_later_ones_too(start: Start, other: Session) -> None:
     process = await start()
-    waiting = process.wait(await other.enqueue_one())
+    job_id = await other.enqueue_one()
+    waiting = process.wait(job_id)
     await process.store.wait_reads(1)
-    process.task.cancel()
+    process.reader.close()
     with pytest.raises(AppNotOpen):
         await waiting
+    with pytest.raises(AppNotOpen):
+        await process.wait(job_id)
 
 
 async def test_status_reads_on_when_the_pool_is_full_of_dead_connections(start: Start, other: Session, boss: Session) -> None:

@@ -274,13 +274,33 @@ async def test_notifications_of_progress_are_asked_for_while_somebody_watches(
     assert await next_one == state(job_id, "running", 1)
 
 
-async def test_watches_of_a_closed_app_end(start: Start, other: Session) -> None:
-    process = await start()
+async def test_an_event_that_comes_at_the_moment_of_a_cancellation_is_told_by_the_next_look(start: Start, other: Session) -> None:
+    process = await start(listening=False)
     job_id = await other.enqueue_one()
     events = process.job(job_id).watch()
     await then(events)
-    next_one = asyncio.create_task(then(events))
+    next_one = asyncio.create_task(anext(events))
     await asyncio.sleep(0)
-    process.task.cancel()
+    ((waiter,),) = process.reader._waiting.values()
+    waiter.future.add_done_callback(lambda _: next_one.cancel())  # the answer is there by then, and not yet taken
+    await other.claim_one(await other.register())
+    process.reader._hint()
+    with pytest.raises(asyncio.CancelledError):
+        await next_one
+    assert await then(events) == state(job_id, "running", 1)
+
+
+async def test_watches_of_a_closed_app_end(start: Start, other: Session) -> None:
+    process = await start()
+    job_id = await other.enqueue_one()
+    waits, between = process.job(job_id).watch(), process.job(job_id).watch()
+    await then(waits)
+    await then(between)
+    next_one = asyncio.create_task(then(waits))
+    await asyncio.sleep(0)
+    process.reader.close()
     with pytest.raises(AppNotOpen):
         await next_one
+    with pytest.raises(AppNotOpen):  # nobody reads any more
+        await then(between)
+    assert process.reader._waiting == {}
