@@ -80,8 +80,8 @@ class Reporter:
         self._of: dict[tuple[UUID, int], _Reported] = {}
         self._work = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._next = 0.0
-        """When the next write is due that nobody hurries."""
+        self._next = self._soonest = 0.0
+        """When the next write is due that nobody hurries, and one that somebody does."""
         self._sweep_at = 0.0
         self._refused = False
         """Whether it was said that the database is there and does not take them."""
@@ -97,10 +97,11 @@ class Reporter:
                 found = self._of[key] = _Reported(job)
             elif (found.value, found.message) == (value, message):
                 return
-            found.urgent = found.urgent or not found.number or (value == 1 and found.value < 1)
+            waited, before = found.waits, found.urgent
+            urgent = found.urgent = before or not found.number or (value == 1 and found.value < 1)
             found.value, found.message, found.waits = value, message, True
-            urgent = found.urgent
-        self._wake(urgent)
+        if not waited or urgent != before:  # else it is awake: a thread that reports without end must not flood the loop
+            self._wake(urgent)
 
     def ended(self, job: Claimed) -> None:
         """Take note that a run is over: what it has reported goes."""
@@ -143,6 +144,7 @@ class Reporter:
                 self._refused = False
                 outage.over()
             self._next = started + max(INTERVAL, len(batch) / RATE)
+            self._soonest = started + max(SHORTEST, len(batch) / RATE)
 
     async def clear(self, seconds: float) -> None:
         """Once `run` has been cancelled: remove what it has written, in one short try."""
@@ -176,12 +178,10 @@ class Reporter:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, self._sweep_at - time.monotonic())):
                 await self._work.wait()
-        rest = self._next - time.monotonic()
-        if rest > 0:
-            await asyncio.sleep(min(rest, SHORTEST))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, self._next - time.monotonic())):
-                    await self._hurry.wait()
+        await asyncio.sleep(max(0.0, self._soonest - time.monotonic()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._next - time.monotonic())):
+                await self._hurry.wait()
 
     def _take(self, now: float) -> list[_Reported]:
         """What is to be written now; what came too early for its job's turn makes another write."""

@@ -140,6 +140,55 @@ async def test_threads_report_too(made: Reports) -> None:
         await asyncio.to_thread(thread.join)
 
 
+async def test_a_thread_that_reports_without_end_wakes_the_loop_once_for_a_write(
+    made: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = await made.jobs()
+    woken: list[bool] = []
+    wake = made.reporter._set
+
+    def count(urgent: bool) -> None:
+        woken.append(urgent)
+        wake(urgent)
+
+    monkeypatch.setattr(made.reporter, "_set", count)
+
+    def work() -> None:
+        for number in range(1_000):
+            made.reporter.report(job, number / 2_000, None)
+        made.reporter.report(job, 0.75, None)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()  # the loop stands still meanwhile
+    await made.until(0.75)
+    assert woken == [True]
+
+
+async def test_first_reports_of_many_jobs_are_no_more_rows_a_second_than_others(
+    made: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aioqueue.report.RATE", 20)
+    writes: list[tuple[float, int]] = []
+    take = made.reporter._take
+
+    def note(now: float) -> list[Any]:
+        batch = take(now)
+        writes.append((now, len(batch)))
+        return batch
+
+    monkeypatch.setattr(made.reporter, "_take", note)
+    jobs = await made.jobs(4)
+    for job in jobs[:3]:
+        made.reporter.report(job, 0.25, None)
+    await made.until(0.25, 0.25, 0.25)
+    made.reporter.report(jobs[3], 0.5, None)
+    await made.until(0.25, 0.25, 0.25, 0.5)
+    (first, rows), (second, _) = [write for write in writes if write[1]]
+    assert rows == 3
+    assert second - first >= 3 / 20 - 0.001, "a least time, which no load shortens"
+
+
 async def test_what_an_ended_run_has_reported_goes_and_it_reports_no_more(made: Reports) -> None:
     ended, early, running = await made.jobs(3)
     made.reporter.report(ended, 0.25, None)
