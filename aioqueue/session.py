@@ -12,9 +12,9 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from .context import HeldSession
-from .errors import TransactionViolation
 from .job import Held_co
-from .session_transaction import ENDS, OpenSession
+from .session_guard import refuse
+from .session_transaction import OpenSession
 
 
 # Both checkers take SQLAlchemy's __weakref__ for a slot of its own.
@@ -31,31 +31,31 @@ class JobSession(AsyncSession, HeldSession[Held_co]):  # type: ignore[misc]  # p
 
     def begin(self) -> NoReturn:
         """Refused: the transaction has begun."""
-        raise TransactionViolation(ENDS.format("begin()"))
+        refuse("begin()")
 
     async def commit(self) -> None:
         """Refused: aioqueue commits when the task has returned."""
-        raise TransactionViolation(ENDS.format("commit()"))
+        refuse("commit()")
 
     async def rollback(self) -> None:
         """Refused: raise what the job shall fail with."""
-        raise TransactionViolation(ENDS.format("rollback()"))
+        refuse("rollback()")
 
     async def close(self) -> None:
         """Refused: aioqueue closes it when the task has ended."""
-        raise TransactionViolation(ENDS.format("close()"))
+        refuse("close()")
 
     async def aclose(self) -> None:
         """Refused as `close` is."""
-        raise TransactionViolation(ENDS.format("aclose()"))
+        refuse("aclose()")
 
     async def reset(self) -> None:
         """Refused as `close` is."""
-        raise TransactionViolation(ENDS.format("reset()"))
+        refuse("reset()")
 
     async def invalidate(self) -> None:
         """Refused as `close` is."""
-        raise TransactionViolation(ENDS.format("invalidate()"))
+        refuse("invalidate()")
 
     def detach(self) -> None:
         """Take the transaction away; for the runtime, at its end."""

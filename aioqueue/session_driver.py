@@ -51,6 +51,9 @@ class Below(ABC):
         """Shut it: whoever waits on it gets an error at once. Never blocks, never raises."""
         raise NotImplementedError
 
+    async def until_free(self) -> None:  # noqa: B027 - asyncpg's waiters are told at once
+        """Once it is severed, wait until whoever waits on it has seen its end."""
+
     @property
     @abstractmethod
     def prepared(self) -> int:
@@ -88,6 +91,11 @@ class BelowPsycopg(Below):
     def sever(self) -> None:
         """See Below."""
         sever(self.conn)
+
+    async def until_free(self) -> None:
+        """See Below: a number of the socket that is used again would be waited on, too."""
+        async with self.conn.lock:
+            pass
 
     @property
     def prepared(self) -> int:

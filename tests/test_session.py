@@ -315,6 +315,7 @@ async def test_statements_that_a_job_deallocates_unseen_are_prepared_anew(at: Be
         async with engine.connect() as conn:
             for _ in range(8):
                 await conn.execute(text("SELECT id FROM shop.parent"))
+            await conn.commit()  # after a ROLLBACK psycopg prepares anew
 
     await application()
     assert await at.run("work", tenant="a") is None, at.outcomes
