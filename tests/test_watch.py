@@ -279,7 +279,7 @@ async def test_an_event_that_comes_at_the_moment_of_a_cancellation_is_told_by_th
     job_id = await other.enqueue_one()
     events = process.job(job_id).watch()
     await then(events)
-    next_one = asyncio.create_task(anext(events))
+    next_one = asyncio.create_task(then(events))
     await asyncio.sleep(0)
     ((waiter,),) = process.reader._waiting.values()
     waiter.future.add_done_callback(lambda _: next_one.cancel())  # the answer is there by then, and not yet taken

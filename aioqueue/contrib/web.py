@@ -16,11 +16,12 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from psycopg_pool import PoolTimeout
+import psycopg
 from pydantic import BaseModel
 from pydantic_core import to_json
 
 from aioqueue.app import AioQueue
+from aioqueue.database import connection_lost
 from aioqueue.errors import (
     AppNotOpen,
     ConfigurationError,
@@ -232,7 +233,9 @@ def _refusing() -> Iterator[None]:
         yield
     except (JobNotFound, NotCommitted):
         raise Refused(404, "no such job") from None
-    except (ResultTimeout, PoolTimeout):
+    except (ResultTimeout, psycopg.Error) as error:
+        if isinstance(error, psycopg.Error) and not connection_lost(error):
+            raise
         raise Refused(503, "the database did not answer in time", {"Retry-After": RETRY_AFTER}) from None
 
 

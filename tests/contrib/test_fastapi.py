@@ -247,7 +247,10 @@ async def test_a_job_that_is_not_committed_yet_is_unknown(app: AioQueue, shop: S
             assert (await http.get(f"/jobs/{job.id}{path}", headers={"x-tenant": "42"})).status_code == 404
 
 
-@pytest.mark.parametrize("error", [PoolTimeout("for the test"), ResultTimeout(new_job_id(), 1, None)])
+AWAY = [PoolTimeout("for the test"), ResultTimeout(new_job_id(), 1, None), psycopg.OperationalError("the connection is lost")]
+
+
+@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
 async def test_a_database_that_does_not_answer_in_time_is_to_be_asked_again(
     app: AioQueue, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -261,6 +264,20 @@ async def test_a_database_that_does_not_answer_in_time_is_to_be_asked_again(
         for path in ("", "/events"):
             refused = await http.get(f"/jobs/{job.id}{path}", headers={"x-tenant": "42"})
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+
+
+async def test_a_statement_that_the_database_refuses_is_the_applications_error(
+    app: AioQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await app.get("add").options(tenant="42").enqueue(1)
+
+    async def job_status(job: Job[Any]) -> JobStatus:
+        raise psycopg.errors.InsufficientPrivilege("for the test")
+
+    monkeypatch.setattr(app, "job_status", job_status)
+    async with client(web_of(app)) as http:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            await http.get(f"/jobs/{job.id}", headers={"x-tenant": "42"})
 
 
 async def test_whoever_forgets_to_return_the_tenant_shows_nothing(app: AioQueue) -> None:
