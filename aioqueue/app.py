@@ -72,6 +72,9 @@ class AioQueue(Controlling[Opened]):
     first claim and leaves it after its last job. All settings have defaults; see aioqueue.settings.
     """
 
+    worker_class: type[RunningWorker] = RunningWorker
+    """What `worker()` returns; tests have one that claims nothing."""
+
     def __init__(
         self,
         dsn: str | None = None,
@@ -139,6 +142,10 @@ class AioQueue(Controlling[Opened]):
         """The directory of the embedded server that the app was given; None: the default one."""
         return self._data_dir
 
+    def point_at(self, dsn: str | None, listen_dsn: str | None) -> None:
+        """Use these when it is opened next, in place of those that it was given: for tests."""
+        self._dsn, self._listen_dsn = dsn, listen_dsn
+
     @property
     def is_open(self) -> bool:
         """Whether the app is open in this process."""
@@ -204,7 +211,7 @@ class AioQueue(Controlling[Opened]):
             self.settings.worker, **{name: value for name, value in changes.items() if value is not None}
         )
         seconds = grace.total_seconds() if isinstance(grace, timedelta) else float(grace)
-        return RunningWorker(self, settings, seconds, standalone=standalone)
+        return self.worker_class(self, settings, seconds, standalone=standalone)
 
     def make_resources(self) -> AbstractAsyncContextManager[Any]:
         """Make what one worker opens for its jobs; see AioQueue. For workers, and for tests that run tasks by themselves."""

@@ -15,7 +15,7 @@ import random
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
@@ -59,6 +59,8 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
     """The app's tasks, and what brings their jobs into the database."""
 
     settings: Settings
+    write_outside: Callable[[Sequence[NewJob]], Awaitable[None]] | None = None
+    """Writes the jobs that join no transaction, in place of the pool: for tests, which roll them back."""
 
     @property
     @abstractmethod
@@ -99,7 +101,7 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
         jobs = self._prepared(jobs, on)
         on = self._joined(on)
         if on is None:
-            await self._enqueue_on_pool(jobs)
+            await (self.write_outside or self._enqueue_on_pool)(jobs)
             return jobs
         caller = _awaited(on)
         with _refusals(jobs):

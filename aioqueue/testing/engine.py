@@ -58,7 +58,7 @@ def compose(
         app.tasks,
         app.settings,
         worker=WorkerSettings(concurrency=concurrency),
-        middleware=(faults.outside, *app.middleware, faults.inside),
+        middleware=faults.around(app.middleware),
         resources=resources,
         grace=0.0,
         standalone=False,

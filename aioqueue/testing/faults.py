@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Literal, get_args
 from uuid import UUID
 
 from aioqueue.context import JobContext, JobTransaction
-from aioqueue.middleware import CallNext
+from aioqueue.middleware import CallNext, Middleware
 from aioqueue.task import BoundTask, Task
 
 from .ran import TestingError
@@ -58,6 +58,10 @@ class Faults:
     def crashes(self) -> bool:
         """Whether a worker is still to die."""
         return bool(self._crashes)
+
+    def around(self, middleware: Sequence[Middleware]) -> tuple[Middleware, ...]:
+        """Return the application's middleware, with the faults outside and inside of it."""
+        return (self.outside, *middleware, self.inside)
 
     def fail_next(self, task: str, error: Error, times: int) -> None:
         """Let the next attempts of the task raise the error."""
@@ -127,6 +131,6 @@ class Faults:
 
     async def _kill(self, ctx: JobContext[Any] | JobTransaction[Any], *, stop: bool = True) -> None:
         self.expected.add((ctx.job_id, ctx.attempt))
-        await self._die(ctx._job.worker)
+        await self._die(ctx.worker)
         if stop:
             raise WorkerDied

@@ -5,6 +5,7 @@ The test sees what the job wrote. When it rolls back, neither job nor attempt ha
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -13,21 +14,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
+import anyio
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import tuple_row
 
 from aioqueue.app import AioQueue
-from aioqueue.events import JobClaimed, Observers
+from aioqueue.attempt import Cause
+from aioqueue.events import JobClaimed
 from aioqueue.identity import Identity
 from aioqueue.job import Claimed, NewJob
 from aioqueue.outcome import Outcome
 from aioqueue.pending import encode, parts
+from aioqueue.run import Runner
 from aioqueue.sql import as_sql
 from aioqueue.store import LaneScan
 from aioqueue.task import Holds
 from aioqueue.version import VERSION
 
-from .engine import POSITION, compose
+from .engine import POSITION
 from .faults import Faults
 from .ran import Ran, Runs, TestingError
 from .savepoint import SavepointTransactions, put_back, run_statement
@@ -61,11 +65,21 @@ class OnCaller:
         self._faults = faults
         self._conn = conn
         self._sink = _Sink()
-        # The steps are a worker's; what would have a connection of its own is given the test's, and the one outcome goes here.
-        self._worker = compose(app, app.database, Observers([app.observers.emit]), faults, resources, 1)
-        runner = self._worker.slots.runner
-        runner._sink = self._sink
-        runner._transactions = SavepointTransactions(app.store, app.settings, conn)
+        self._over = asyncio.Event()
+        # As a worker's; what would have a connection of its own is given the test's, and the one outcome goes here.
+        self._runner = Runner(
+            tasks=app.tasks,
+            transactions=SavepointTransactions(app.store, app.settings, conn),
+            sink=self._sink,
+            limits=app.settings.limits,
+            tenants=app.settings.tenants,
+            concurrency=1,
+            observers=app.observers,
+            middleware=faults.around(app.middleware),
+            resources=resources,
+            freed=self._over.set,
+            abandoned=self._over.set,
+        )
 
     async def run_one(self, job_id: UUID) -> Runs:
         """Run one ready job. Raises TestingError for another."""
@@ -78,18 +92,28 @@ class OnCaller:
             job = await self._claim(job_id)
             async with put_back(self._conn, self._store, list(Identity.of(job, self._app.settings.tenants).settings)):
                 with self._enqueues_here():
-                    self._worker.slots.start(job)
-                    await self._worker.slots.empty.wait()
+                    self._runner.start(job)
+                    await self._over.wait()
                 ran = await self._record(job)
             await self._store.resign(self._conn, worker=job.worker)
         except BaseException:
-            with contextlib.suppress(Exception):
+            # A scope of anyio's around the call would cancel again at every await.
+            with anyio.CancelScope(shield=True), contextlib.suppress(Exception):
+                await self._end_run()
                 await run_statement(self._conn, "ROLLBACK TO SAVEPOINT aioqueue_run")
             raise
         finally:
-            self._worker.slots.runner.close()
+            self._runner.close()
         await run_statement(self._conn, "RELEASE SAVEPOINT aioqueue_run")
         return Runs([ran])
+
+    async def _end_run(self) -> None:
+        """End what still runs, and wait for it: the connection is the test's again."""
+        if self._runner.runs:
+            self._over.clear()
+            self._runner.stop_all(Cause.INTERRUPTED)
+            async with asyncio.timeout(self._app.settings.limits.abandon + 1.0):
+                await self._over.wait()
 
     async def _claim(self, job_id: UUID) -> Claimed:
         worker = secrets.randbits(63)
@@ -99,7 +123,7 @@ class OnCaller:
             host=socket.gethostname()[:200],
             pid=os.getpid(),
             version=VERSION,
-            queues=list(self._worker.queues),
+            queues=[],
             concurrency=1,
             lease=LEASE,
             tasks=[],
@@ -145,8 +169,8 @@ class OnCaller:
         async def write(jobs: Sequence[NewJob]) -> None:
             await self._store.enqueue_many(self._conn, jobs)
 
-        self._app.__dict__["_enqueue_on_pool"] = write
+        self._app.write_outside = write
         try:
             yield
         finally:
-            del self._app.__dict__["_enqueue_on_pool"]
+            self._app.write_outside = None

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from aioqueue.app import AioQueue
 from aioqueue.dsn import find_listen_dsn
-from aioqueue.running import RunningWorker
+from aioqueue.running import Host, RunningWorker
 from aioqueue.settings import WorkerSettings
 
 from .ran import TestingError
@@ -19,8 +19,8 @@ from .ran import TestingError
 class IdleWorker(RunningWorker):
     """A worker that keeps the app open, claims nothing and runs nothing: `drain` and `run_job` do that, when the test says so."""
 
-    def __init__(self, app: AioQueue[Any]) -> None:
-        super().__init__(app, WorkerSettings(), 0.0, standalone=False)
+    def __init__(self, app: Host, settings: WorkerSettings, grace: float, *, standalone: bool) -> None:
+        super().__init__(app, settings, grace, standalone=standalone)
         self._over = asyncio.Event()
 
     def problems(self) -> list[str]:
@@ -56,12 +56,12 @@ def use(app: AioQueue[Any], dsn: str, *, workers: bool = False) -> Iterator[AioQ
         raise TestingError(
             "the app is open already: point it at the test's database before its lifespan or 'async with app' begins"
         )
-    before = app._dsn, app._listen_dsn
-    app._dsn, app._listen_dsn = dsn, dsn if find_listen_dsn() else None  # the environment's leads elsewhere
+    before = app.dsn, app.listen_dsn, app.worker_class
+    app.point_at(dsn, dsn if find_listen_dsn() else None)  # the environment's leads elsewhere
     if not workers:
-        app.__dict__["worker"] = lambda **_options: IdleWorker(app)
+        app.worker_class = IdleWorker
     try:
         yield app
     finally:
-        app._dsn, app._listen_dsn = before
-        app.__dict__.pop("worker", None)
+        app.worker_class = before[2]
+        app.point_at(before[0], before[1])

@@ -6,6 +6,7 @@ import pytest
 
 from aioqueue import AioQueue, JobContext, JobState, PoolSettings, testing
 from aioqueue.contrib.fastapi import lifespan
+from aioqueue.running import RunningWorker
 from tests.kit import MakeApp
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +33,7 @@ async def test_it_is_put_back_after_an_error(app: AioQueue[Any], worker_dsn: str
             _ = 1 / 0
     assert app.dsn == ELSEWHERE
     assert not app.is_open
-    assert "worker" not in vars(app)
+    assert app.worker_class is RunningWorker
 
 
 async def test_an_environment_for_wake_ups_leads_nowhere_else(

@@ -1,5 +1,6 @@
 """In a test that rolls its own transaction back: what was enqueued in it, and a job that runs within it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -165,6 +166,30 @@ async def test_a_task_that_ends_the_test_s_transaction_is_told(app: AioQueue[Any
     job = await commit.options(tenant="42", on=conn).enqueue()
     with pytest.raises((testing.TestingError, psycopg.Error)):
         await queue.run_job(job, on=conn)
+
+
+async def test_a_job_that_takes_too_long_is_cancelled_and_rolled_back_alone(
+    app: AioQueue[Any], queue: testing.Queue, conn: Conn
+) -> None:
+    ended: list[str] = []
+
+    @app.task(name="hang")
+    async def hang(tx: JobTransaction) -> None:
+        await tx.execute("INSERT INTO notes.note (tenant, text) VALUES ('42', 'by the job')")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("cancelled")
+
+    await conn.execute("INSERT INTO notes.note (tenant, text) VALUES ('42', 'by the test')")
+    job = await hang.options(tenant="42", on=conn).enqueue()
+    with pytest.raises(testing.TestingError, match="what still ran was cancelled"):
+        await queue.run_job(job, on=conn, timeout=0.5)
+    assert ended == ["cancelled"]
+    assert await value(conn, "SELECT string_agg(text, ',') FROM notes.note") == "by the test"
+    (found,) = await queue.enqueued(on=conn)
+    assert (found.state, found.attempt) == ("ready", 0)
 
 
 async def test_a_task_that_changes_its_tenant_fails(app: AioQueue[Any], queue: testing.Queue, conn: Conn) -> None:
