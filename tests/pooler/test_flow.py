@@ -27,6 +27,7 @@ from aioqueue import (
 )
 from aioqueue.events import JobRecorded
 from aioqueue.settings import PoolSettings, WorkerSettings
+from aioqueue.states import JobEnded, ProgressChanged
 from aioqueue.store import Store
 from benchmarks.pgbouncer import PROGRAM, PgBouncer, pgbouncer
 from tests.flow.processes import ROOT, TABLES, Flow
@@ -92,6 +93,31 @@ async def test_jobs_of_every_kind(make_pooled: MakeApp, seen: Seen) -> None:
     assert all(said == tenant for tenant, said in tenants)
     assert len(tenants) == 100 + 10 + 10 + 100  # once more for each that failed, and that snoozed
     assert len(seen.all(JobRecorded, state="succeeded")) == 290
+
+
+async def test_progress_is_seen_by_who_watches_and_who_asks(make_pooled: MakeApp) -> None:
+    """Through the pooler nobody is told of it: it is found by looking."""
+    app = make_pooled(worker=QUICK)
+    goes_on = asyncio.Event()
+
+    @app.task
+    async def own(tx: JobTransaction) -> int:
+        await tx.progress(0.25, "inside")
+        await goes_on.wait()
+        return 7
+
+    async with app, app.worker():
+        job = await own.options(tenant="7").enqueue()
+        told: list[object] = []
+        async with asyncio.timeout(PATIENCE):
+            async for event in job.watch():
+                told.append(event)
+                if isinstance(event, ProgressChanged):
+                    assert (event.progress.value, event.progress.message) == (0.25, "inside")
+                    assert await job.progress() == event.progress
+                    goes_on.set()
+        assert [type(event) for event in told][-2:] == [ProgressChanged, JobEnded]
+        assert await job.result() == 7
 
 
 @pytest.mark.parametrize("commits", [True, False])
