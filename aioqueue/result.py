@@ -83,6 +83,7 @@ class ResultReader:
         self._poll = poll
         self._keep = keep
         self._waiting: dict[Key, list[Waiter]] = {}
+        self._watchers = 0  # among them
         self._asked: set[Key] = set()  # to be read next: new ones, and those whose time is up
         self._all = False  # a hint has come: read all
         self._moved = False  # a hint of progress has come: read what is watched
@@ -116,6 +117,7 @@ class ResultReader:
             raise AppNotOpen("result")
         idle = not self._waiting
         self._waiting.setdefault(waiter.key, []).append(waiter)
+        self._watchers += waiter.watched is not None
         if ask:
             self._asked.add(waiter.key)
         if ask or idle:
@@ -173,8 +175,11 @@ class ResultReader:
         self._event.set()
 
     def _hint_progress(self) -> None:
-        self._moved = True
-        self._event.set()
+        if self._watchers:
+            self._moved = True
+            self._event.set()
+        else:
+            self._reads += 1  # whoever is between two events reads anew
 
     def _hear_progress(self, wanted: bool) -> None:
         if wanted != self._hears_progress:
@@ -189,6 +194,7 @@ class ResultReader:
     def _forget(self, waiter: Waiter) -> None:
         if waiter.future.done() and not waiter.future.cancelled():
             waiter.future.exception()  # a wait that was cancelled at the same moment does not fetch it
+        self._watchers -= waiter.watched is not None
         others = self._waiting[waiter.key]
         others.remove(waiter)
         if not others:
@@ -259,6 +265,8 @@ class ResultReader:
         return min(since, default=float("inf")) + UNKNOWN_WAIT
 
     def _watched(self) -> set[Key]:
+        if not self._watchers:
+            return set()
         return {key for key, waiters in self._waiting.items() if any(waiter.watched is not None for waiter in waiters)}
 
     async def _read(self, keys: list[Key], read: _Read) -> None:

@@ -226,6 +226,21 @@ async def test_who_waits_for_a_result_is_not_read_for_hints_of_progress(start: S
     waiting.cancel()
 
 
+async def test_hints_of_progress_that_nobody_waits_for_wake_nobody_and_are_not_missed(start: Start, other: Session) -> None:
+    process = await start(listening=False)
+    watched, awaited = await other.enqueue(2)
+    waiting = process.wait(awaited)
+    events = process.job(watched).watch()
+    await then(events)
+    await process.store.wait_reads(2)
+    process.reader._hint_progress()
+    assert not process.reader._event.is_set()
+    job = {each.job_id: each for each in await other.claim(await other.register())}[watched]
+    await come_further(other, progress(job), hint=False)
+    assert await then(events) == state(watched, "running", 1)
+    waiting.cancel()
+
+
 async def test_watches_pass_over_an_outage(start: Start, other: Session) -> None:
     process = await start(poll=0.05)
     job_id = await other.enqueue_one()

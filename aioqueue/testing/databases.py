@@ -18,6 +18,7 @@ from itertools import count
 
 import psycopg
 from psycopg import Connection, sql
+from psycopg.errors import InsufficientPrivilege
 
 from aioqueue import migrate
 from aioqueue.settings import DEFAULT_SCHEMA
@@ -142,6 +143,7 @@ class Databases:
                 # What the tables' maker has left open (an engine's pool) would hold it up, and every copy after it.
                 conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [unfinished])
                 conn.execute(sql.SQL("ALTER DATABASE {} RENAME TO {}").format(sql.Identifier(unfinished), sql.Identifier(name)))
+        self._made = True
         return name
 
     def take(self) -> Database:
@@ -200,7 +202,8 @@ class Databases:
         try:
             rows = conn.execute("SELECT datname FROM pg_database WHERE datname ~ %s", [f"^{key}(_|$)"]).fetchall()
             for (name,) in rows:
-                self._drop(conn, name)
+                with contextlib.suppress(InsufficientPrivilege):  # another user's of the server, who will
+                    self._drop(conn, name)
         finally:
             conn.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", [key])
 

@@ -104,6 +104,25 @@ def test_a_template_that_failed_is_made_anew(admin: str, schema: str) -> None:
         assert len(attempts) == 2
 
 
+def test_the_template_is_looked_up_once(admin: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Databases(admin, run=RUN, schema=schema) as databases:
+        name = databases.template()
+        with monkeypatch.context() as patched:
+            patched.setattr(databases, "_connect", None)
+            assert databases.template() == name
+
+
+def test_what_another_user_of_the_server_has_left_is_left_to_that_user(admin: str, schema: str) -> None:
+    with psycopg.connect(admin, autocommit=True) as conn:
+        conn.execute("CREATE ROLE tests_elsewhere LOGIN CREATEDB")
+        try:
+            conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(f"{PREFIX}{DEAD}_main_1")))
+            with Databases(of_login(admin, "tests_elsewhere"), run=RUN, schema=schema):
+                assert all_names(admin) == [f"{PREFIX}{DEAD}_main_1"]
+        finally:
+            conn.execute("DROP ROLE tests_elsewhere")
+
+
 KILLED = """
 import sys
 from aioqueue.testing import Databases
