@@ -15,7 +15,7 @@ import httpx
 import psycopg
 import pytest
 import sqlalchemy
-from fastapi import FastAPI, Header, HTTPException
+from fastapi import Depends, FastAPI, Header, HTTPException
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolTimeout
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
@@ -23,6 +23,7 @@ from sqlalchemy.orm import sessionmaker
 
 from aioqueue import AioQueue, ConfigurationError, Job, JobContext, ResultTimeout
 from aioqueue.contrib.fastapi import EVERY_TENANT, jobs_router, lifespan, transaction
+from aioqueue.contrib.web import Jobs, Told
 from aioqueue.events import JobClaimed
 from aioqueue.job import JobStatus, new_job_id
 from aioqueue.states import ProgressChanged
@@ -289,6 +290,38 @@ async def test_whoever_forgets_to_return_the_tenant_shows_nothing(app: AioQueue)
         with pytest.raises(ConfigurationError, match="EVERY_TENANT"):
             await http.get(f"/jobs/{job.id}")
         assert (await http.get(f"/all/{job.id}")).json()["state"] == "ready"
+
+
+@pytest.mark.parametrize("ends", ["before", "after"])
+async def test_what_auth_takes_for_the_function_alone_is_given_back_before_the_stream_begins(app: AioQueue, ends: str) -> None:
+    """By FastAPI's default it would be kept to the stream's end, as docs/fastapi.md says."""
+    order: list[str] = []
+
+    async def session() -> AsyncIterator[str]:
+        yield "42"
+        order.append("given back")
+
+    scope: Any = "function" if ends == "before" else "request"
+
+    async def tenant_in_session(name: Annotated[str, Depends(session, scope=scope)]) -> str:
+        return name
+
+    web = FastAPI()
+    web.include_router(jobs_router(app, auth=tenant_in_session))
+    job = await app.get("add").options(tenant="42", delay=60).enqueue(1)
+    await job.cancel()
+    follow = Jobs.follow
+
+    async def noted(self: Jobs, job: Job[Any]) -> AsyncIterator[Told]:
+        async for told in follow(self, job):
+            order.append(str(told.name))
+            yield told
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Jobs, "follow", noted)
+        async with client(web) as http:
+            await http.get(f"/jobs/{job.id}/events")
+    assert order == (["given back", "result"] if ends == "before" else ["result", "given back"])
 
 
 async def test_why_a_job_is_dead_is_shown_only_if_it_may_be(app: AioQueue) -> None:
