@@ -7,7 +7,6 @@ once at its deadline. Errors of a read are retried within the waiter's time. Sta
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -20,20 +19,12 @@ from psycopg_pool import PoolTimeout
 
 from .context import InTransaction, running_job
 from .database import Database, connection_lost
-from .errors import (
-    AppNotOpen,
-    JobCancelled,
-    JobFailed,
-    JobNotFound,
-    NotCommitted,
-    ResultInvalid,
-    ResultTimeout,
-)
+from .errors import AppNotOpen, JobNotFound, NotCommitted, ResultTimeout
 from .events import logger
-from .job import Job, JobState, JobStatus
+from .job import Job, JobStatus
 from .listen import Listener
 from .store import EndedJob, Store
-from .waiting import Key, Waiter, batches, expired, standing
+from .waiting import Key, Waiter, batches, expired, result_of, standing
 from .wakeup import Notifier
 from .watch import Watch, Watched
 
@@ -56,18 +47,6 @@ def _check_committed(job: Job[Any]) -> None:
     running = running_job.get()
     if isinstance(running, InTransaction) and job.id in running.enqueued:
         raise NotCommitted(job.id)
-
-
-def _result(job: Job[Any], ended: EndedJob) -> Any:
-    if ended.state is JobState.DEAD:
-        raise JobFailed(job.id, attempt=ended.attempt or 0, error_type=ended.error_type, error_message=ended.error_message)
-    if ended.state is JobState.CANCELLED:
-        raise JobCancelled(job.id, ended.message)
-    text = "null" if ended.result is None else ended.result
-    try:
-        return json.loads(text) if job.decode is None else job.decode(text)
-    except ValueError as error:
-        raise ResultInvalid(job.id, str(error)) from error
 
 
 class ResultReader:
@@ -97,11 +76,11 @@ class ResultReader:
         """Wait up to `timeout` seconds; see `Job.result`. Cancelled, it leaves nothing behind."""
         _check_committed(job)
         waiter = Waiter((job.id, job.tenant), asyncio.get_running_loop().create_future(), timeout)
-        return _result(job, await self._answer(waiter, timeout))
+        return result_of(job, await self._answer(waiter, timeout))
 
     def watch(self, job: Job[Any], timeout: float | None) -> Watch:
         """Watch a job; see `Job.watch`."""
-        return Watch(self, job, timeout, _result)
+        return Watch(self, job, timeout, result_of)
 
     async def look(self, job: Job[Any], watched: Watched, timeout: float | None, *, of: float | None) -> EndedJob:
         """Wait until the job stands otherwise than `watched` says. Cancelled, it leaves nothing behind, and misses nothing."""

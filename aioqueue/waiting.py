@@ -1,13 +1,18 @@
-"""One wait for a job, and what a reader of jobs asks for at once; pure. result.py reads, and says what became of each wait."""
+"""One wait for a job, what its end means, and what a reader of jobs asks for at once; pure. result.py reads and answers."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
+from .errors import JobCancelled, JobFailed, ResultInvalid
+from .job import Job
+from .states import JobState
 from .store import EndedJob
 from .watch import Watched
 
@@ -37,6 +42,19 @@ class Waiter:
 def expired(job_id: UUID, keep: float) -> bool:
     # An unknown job of that age was pruned. A UUIDv7 begins with its milliseconds; the client's clock is good enough for days.
     return job_id.version == 7 and (job_id.int >> 80) / 1000 < time.time() - keep
+
+
+def result_of(job: Job[Any], ended: EndedJob) -> Any:
+    """Return the result of a job that has ended, or raise what `Job.result` does for such an end."""
+    if ended.state is JobState.DEAD:
+        raise JobFailed(job.id, attempt=ended.attempt or 0, error_type=ended.error_type, error_message=ended.error_message)
+    if ended.state is JobState.CANCELLED:
+        raise JobCancelled(job.id, ended.message)
+    text = "null" if ended.result is None else ended.result
+    try:
+        return json.loads(text) if job.decode is None else job.decode(text)
+    except ValueError as error:
+        raise ResultInvalid(job.id, str(error)) from error
 
 
 def standing(row: EndedJob) -> tuple[object, ...]:

@@ -4,16 +4,13 @@ What is answered stands in contrib/web.py; here it is routed and sent. Needs the
 `from __future__ import annotations` here: Litestar reads the annotations of functions inside functions.
 """
 
-import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from uuid import UUID
 
 from aioqueue.app import AioQueue
-from aioqueue.job import Job
 
-from .web import EVERY_TENANT, STREAM_HEADERS, STREAM_TYPE, Jobs, JobView, Refused, Told, lifespan
+from .web import EVERY_TENANT, STREAM_HEADERS, STREAM_TYPE, Jobs, JobView, Refused, lifespan
 
 try:
     from litestar import MediaType, Request, Response, Router, delete, get
@@ -43,33 +40,26 @@ def jobs_router(
     """
     jobs = Jobs(app, show_errors=show_errors)
 
-    async def find(request: Request[Any, Any, Any]) -> Job[Any]:
-        tenant = auth(request)
-        if inspect.isawaitable(tenant):
-            tenant = await tenant
-        job_id: UUID = request.path_params["job_id"]
-        return jobs.find(job_id, tenant)
-
     @get("/{job_id:uuid}", media_type=MediaType.JSON)
     async def read_job(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Read where the job stands, and its result."""
         with _refusals():
-            return _answer(await jobs.read(await find(request)))
+            return _answer(await jobs.read(await jobs.find_for(request, auth)))
 
     @get("/{job_id:uuid}/events", media_type=STREAM_TYPE)
     async def follow_job(request: Request[Any, Any, Any]) -> Stream | Response[None]:
         """Follow the job: an event `state` for each change that is seen, `progress` on the way, `result` at its end."""
         with _refusals():
-            job = await find(request)
+            job = await jobs.find_for(request, auth)
             if not await jobs.check(job, request.headers.get("last-event-id")):
                 return Response(None, status_code=204)
-        return Stream(_encoded(jobs.follow(job)), media_type=STREAM_TYPE, headers=STREAM_HEADERS)
+        return Stream(jobs.stream(job), media_type=STREAM_TYPE, headers=STREAM_HEADERS)
 
     @delete("/{job_id:uuid}", status_code=200, media_type=MediaType.JSON)
     async def cancel_job(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Cancel the job: a waiting one at once, a running one soon."""
         with _refusals():
-            view, runs = await jobs.cancel(await find(request))
+            view, runs = await jobs.cancel(await jobs.find_for(request, auth))
         return _answer(view, 202 if runs else 200)
 
     return Router(path, route_handlers=[read_job, follow_job, cancel_job], tags=[*tags])
@@ -85,8 +75,3 @@ def _refusals() -> Iterator[None]:
 
 def _answer(view: JobView, status: int = 200) -> Response[bytes]:
     return Response(view.model_dump_json().encode(), status_code=status, media_type=MediaType.JSON)
-
-
-async def _encoded(events: AsyncIterator[Told]) -> AsyncIterator[bytes]:
-    async for told in events:
-        yield told.encode()

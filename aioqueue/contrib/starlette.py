@@ -5,15 +5,12 @@ What is answered stands in contrib/web.py; here it is routed and sent. Needs the
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
-from uuid import UUID
 
 from aioqueue.app import AioQueue
-from aioqueue.job import Job
 
-from .web import EVERY_TENANT, STREAM_HEADERS, STREAM_TYPE, Jobs, JobView, Refused, Told, lifespan
+from .web import EVERY_TENANT, STREAM_HEADERS, STREAM_TYPE, Jobs, JobView, Refused, lifespan
 
 try:
     from starlette.exceptions import HTTPException
@@ -37,24 +34,17 @@ def jobs_routes(app: AioQueue, *, auth: Callable[[Request], Any], prefix: str = 
     """
     jobs = Jobs(app, show_errors=show_errors)
 
-    async def find(request: Request) -> Job[Any]:
-        tenant = auth(request)
-        if inspect.isawaitable(tenant):
-            tenant = await tenant
-        job_id: UUID = request.path_params["job_id"]
-        return jobs.find(job_id, tenant)
-
     async def read_job(request: Request) -> Response:
-        return _answer(await jobs.read(await find(request)))
+        return _answer(await jobs.read(await jobs.find_for(request, auth)))
 
     async def follow_job(request: Request) -> Response:
-        job = await find(request)
+        job = await jobs.find_for(request, auth)
         if not await jobs.check(job, request.headers.get("last-event-id")):
             return Response(status_code=204)
-        return StreamingResponse(_encoded(jobs.follow(job)), media_type=STREAM_TYPE, headers=STREAM_HEADERS)
+        return StreamingResponse(jobs.stream(job), media_type=STREAM_TYPE, headers=STREAM_HEADERS)
 
     async def cancel_job(request: Request) -> Response:
-        view, runs = await jobs.cancel(await find(request))
+        view, runs = await jobs.cancel(await jobs.find_for(request, auth))
         return _answer(view, 202 if runs else 200)
 
     return Mount(
@@ -79,8 +69,3 @@ def _refusing(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[R
 
 def _answer(view: JobView, status: int = 200) -> Response:
     return Response(view.model_dump_json(), status, media_type="application/json")
-
-
-async def _encoded(events: AsyncIterator[Told]) -> AsyncIterator[bytes]:
-    async for told in events:
-        yield told.encode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -127,6 +128,13 @@ class Jobs:
             )
         return self._app.job(job_id, tenant=None if tenant is EVERY_TENANT else tenant)
 
+    async def find_for(self, request: Any, auth: Callable[[Any], Any]) -> Job[Any]:
+        """Do as `find` for a request of Starlette's or Litestar's; a coroutine function as `auth` is awaited."""
+        tenant = auth(request)
+        if inspect.isawaitable(tenant):
+            tenant = await tenant
+        return self.find(request.path_params["job_id"], tenant)
+
     async def read(self, job: Job[Any]) -> JobView:
         """Read where the job stands, and its result."""
         with _refusing():
@@ -183,6 +191,11 @@ class Jobs:
                 told = self._told(event, number)
             spoke = time.monotonic()
             yield told
+
+    async def stream(self, job: Job[Any]) -> AsyncIterator[bytes]:
+        """Do as `follow`; the events as they go over the wire."""
+        async for told in self.follow(job):
+            yield told.encode()
 
     def _told(self, event: JobEvent[Any], number: int) -> Told:
         state = JobState.RUNNING if isinstance(event, ProgressChanged) else event.state

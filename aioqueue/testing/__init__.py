@@ -11,7 +11,8 @@ Needs no pytest; the plugin beside it (plugin.py) has the databases as fixtures.
 from .databases import Database, Databases
 from .enqueued import ANY, Enqueued
 from .faults import CrashPoint
-from .kit import Queue, queue
+from .kit import Queue
+from .opening import queue
 from .pointing import use
 from .ran import JobsFailed, Ran, Runs, TestingError
 

@@ -25,7 +25,6 @@ from .engine import Engine
 from .enqueued import ANY, READ, Enqueued, Given, Wanted, parse, report
 from .faults import AnyTask, CrashPoint, Error, Faults, task_name
 from .on_caller import OnCaller
-from .pointing import use
 from .ran import Ran, Runs, TestingError, raise_failures
 from .savepoint import psycopg_connection
 
@@ -270,39 +269,6 @@ class Queue:
                 f"open (job {found[0]}): commit it first; or, in a test that rolls it back, run one job within it: "
                 "run_job(job, on=…)"
             )
-
-
-@contextlib.asynccontextmanager
-async def queue(
-    app: AioQueue[Any],
-    dsn: str | None = None,
-    *,
-    worker_dsn: str | None = None,
-    owner_dsn: str | None = None,
-    workers: bool = False,
-) -> AsyncIterator[Queue]:
-    """Open an app in a test, on the database of `dsn` (None: where it points already), and hold its queue.
-
-    `app.worker()` claims nothing meanwhile, unless `workers`; see `use`. Where the application's role may not run jobs (a
-    client), `worker_dsn` is of one that may, and `owner_dsn` of the owner of aioqueue's schema, which is needed to put the time
-    of scheduled jobs forward. At the end, what was to go wrong and has not is a TestingError.
-    """
-    async with AsyncExitStack() as stack:
-        if dsn is not None:
-            stack.enter_context(use(app, dsn, workers=workers))
-        await app.join()
-        stack.push_async_callback(app.leave)
-        databases = []
-        for other in (worker_dsn, owner_dsn):
-            database = None if other is None else Database(other, app.settings.pool)
-            if database is not None:
-                await database.open()
-                stack.push_async_callback(database.close)
-            databases.append(database)
-        worker, owner = databases
-        held = Queue(app, stack, worker=worker, owner=owner)
-        yield held
-        held.check_faults()
 
 
 @contextlib.asynccontextmanager
