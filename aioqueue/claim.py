@@ -60,6 +60,11 @@ class Slots(Protocol):
         ...
 
     @property
+    def waiting(self) -> int:
+        """Jobs that wait for a slot."""
+        ...
+
+    @property
     def busy(self) -> int:
         """Jobs that run, those apart that were given up on."""
         ...
@@ -230,7 +235,7 @@ class Claimer:
         return min(self._settings.claim_batch, self._settings.concurrency) // 4
 
     def _bounded(self, limit: int) -> int:
-        return self._database.bounded(limit, busy=self._slots.busy, coming=self._reserved)
+        return self._database.bounded(limit, busy=self._slots.busy, coming=self._reserved + self._slots.waiting)
 
     @property
     def _most(self) -> int:

@@ -139,7 +139,9 @@ class _Connector:
 
 
 async def _put(conn: PoolConnection) -> None:
-    """Give a connection back to its pool, also when that was closed meanwhile."""
+    """Give a job's connection back to its pool, also when that was closed meanwhile; of a job nothing is committed here."""
+    if conn.pgconn.transaction_status != TransactionStatus.IDLE:
+        await conn.close()
     pool = conn._pool
     if isinstance(pool, AsyncConnectionPool):
         await pool.putconn(conn)
@@ -212,7 +214,8 @@ class Database:
     def bounded(self, limit: int, *, busy: int, coming: int) -> int:
         """How many jobs to claim, `limit` at most, so that those of them that take a connection have one soon.
 
-        How many do is taken to be as among the `busy` ones that run. `coming`: jobs that another claim has asked for.
+        How many do is taken to be as among the `busy` ones that run. `coming`: jobs that another claim has asked
+        for, or that wait for a slot.
         """
         if busy:
             now = min(1.0, self._shares.jobs / busy)
@@ -381,7 +384,9 @@ class Database:
         finally:
             self.waiting -= 1
             while self._shares.left_over:
-                await _put(self._shares.left_over.pop())
+                conn = self._shares.left_over.pop()
+                self._lent.pop(conn, None)
+                await _put(conn)
 
     def promise(self, conn: PoolConnection) -> object:
         """Promise a connection that is about to come back to the job that waits first; its `guest`, None: nobody waits.
@@ -414,8 +419,6 @@ class Database:
                 await _put(conn)
             return
         try:
-            if conn.pgconn.transaction_status != TransactionStatus.IDLE:
-                await conn.close()  # nothing of a job is committed here
             await _put(conn)
         finally:
             self._shares.leave("job")

@@ -97,7 +97,7 @@ class Runner:
         middleware: Sequence[Middleware] = (),
         resources: object = None,
         reporter: Reports | None = None,
-        freed: Callable[[], None],
+        freed: Callable[[Claimed], None],
         abandoned: Callable[[], None],
     ) -> None:
         self.runs: dict[int, Run] = {}
@@ -218,7 +218,7 @@ class Runner:
         if run.job.reporter is not None:
             run.job.reporter.ended(run.job)
         self.given_up -= run.abandoned
-        self._freed()
+        self._freed(run.job)
 
     async def _execute(self, run: Run) -> Outcome | None:
         """Return the outcome, or None where it is recorded already or nobody's business any more."""

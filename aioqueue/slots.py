@@ -1,7 +1,7 @@
 """Where claimed jobs run, as the claimer and the worker's stop see it: how much room there is, what is busy, what is known.
 
-Jobs beyond the slots wait here for a moment: no more than will start soon, by the rate of late; what does not is handed back.
-Otherwise it holds no jobs of its own: the runner has those that run, recorder and guard those whose outcomes are to be written.
+Jobs beyond the slots wait here for a moment: no more than will start soon, by the rate at which short ones have ended; what does
+not is handed back. Otherwise it holds no jobs: the runner has those that run, recorder and guard those still to be written.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ AHEAD = 0.05
 """Seconds that a job waits for a slot at the rate of late; it takes about as long to claim the next ones on a busy machine."""
 WINDOW = 0.05
 """Seconds at least over which the rate is taken."""
+SHORT = 0.25
+"""Seconds from claim to end in which a job counts for that rate: longer ones may end together, as they began, without others
+soon after, and what was claimed for a slot would wait for as long as one of them takes."""
 LATE = 1.0
 """Seconds after which a job that still waits is handed back: those that run take longer than the ones before."""
 
@@ -41,6 +44,7 @@ class Slots:
         self._starts_soon = False
         self._freed = asyncio.Event()
         self._ends = 0
+        """Short jobs that have ended since `_since`."""
         self._rate, self._since = 0.0, time.monotonic()
         # A job that is started at the end of another has none of its context.
         self._context = contextvars.copy_context()
@@ -55,6 +59,11 @@ class Slots:
         if now - self._since > WINDOW:
             self._rate, self._ends, self._since = self._ends / (now - self._since), 0, now
         return max(0, self.concurrency + int(self._rate * AHEAD) - len(self.runner.runs) - len(self._waiting))
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for a slot."""
+        return len(self._waiting)
 
     @property
     def busy(self) -> int:
@@ -87,9 +96,10 @@ class Slots:
         else:
             self.runner.start(job)
 
-    def freed(self) -> None:
-        """A run is over, or was given up on."""
-        self._ends += 1
+    def freed(self, job: Claimed | None = None) -> None:
+        """The run of `job` is over, or one was given up on."""
+        if job is not None and time.monotonic() - job.claimed_at <= SHORT:
+            self._ends += 1
         self._freed.set()
         if self._waiting:
             if not self._starts_soon:

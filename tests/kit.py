@@ -181,7 +181,7 @@ async def bench(
     def hint(kind: str) -> None:
         made.hints.append(kind)
 
-    def freed() -> None:
+    def freed(_job: Claimed) -> None:
         made.freed.set()
 
     transactions = JobTransactions(database, store, settings, hint=hint)

@@ -286,7 +286,7 @@ class Standing:
 
     def __init__(self, worker: int, known: set[Fence]) -> None:
         self.worker = worker
-        self.room, self.busy = 1, 0
+        self.room, self.busy, self.waiting = 1, 0, 0
         self.empty = asyncio.Event()
         self.known = known.copy
 

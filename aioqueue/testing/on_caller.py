@@ -77,7 +77,7 @@ class OnCaller:
             observers=app.observers,
             middleware=faults.around(app.middleware),
             resources=resources,
-            freed=self._over.set,
+            freed=lambda _: self._over.set(),
             abandoned=self._over.set,
         )
 

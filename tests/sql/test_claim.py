@@ -100,6 +100,16 @@ async def test_lanes_of_a_group_share_before_one_of_them_fills_the_rest(one: Ses
     assert await take(30) == {a: 0, b: 0, low: 0}
 
 
+async def test_jobs_of_several_lanes_come_lane_by_lane_in_the_order_of_their_positions(one: Session) -> None:
+    numbers = [lane("q", 1), lane("p", 0), lane("q", 0)]
+    given = {number: await one.enqueue(5, queue=q, priority=p) for q, p, number in (("q", 0, numbers[2]), ("p", 0, numbers[1]))}
+    given[numbers[0]] = await one.enqueue(5, queue="q", priority=1)
+    scans = [LaneScan(numbers[0], (0, LOWEST_ID), 9, 1), *(LaneScan(n, (0, LOWEST_ID), 2, 0) for n in numbers[1:])]
+    found = (await one.store.claim(one.conn, worker=await one.register(), lanes=scans, limit=12)).jobs
+    # Of the two that share, each has given its two before the first fills the rest.
+    assert [job.job_id for job in found] == [*given[numbers[0]], *given[numbers[1]], *given[numbers[2]][:2]]
+
+
 async def test_no_lanes_and_no_room_claim_nothing(one: Session) -> None:
     await one.enqueue()
     worker = await one.register()
