@@ -166,6 +166,11 @@ async def _select(conn: AsyncConnection[Any], columns: Sequence[LiteralString], 
 _options = attrgetter("task", "queue", "priority", "tenant", "delay", "run_at", "max_attempts", "key")
 
 
+MANY = 100
+"""Jobs from which on one object is worth the subtransaction that it takes: more than 64 of these in a caller's open transaction
+make every snapshot of the server dearer."""
+
+
 def _options_json(job: NewJob, **more: object) -> str:
     facts = {
         "task": job.task,
@@ -187,8 +192,8 @@ def new_job_json(job: NewJob) -> str:
 
 
 def jobs_json(jobs: Sequence[NewJob]) -> str:
-    """Return the jobs as enqueue_many takes them: where they differ in id and payload only, as one object."""
-    if len(jobs) > 1 and len(set(map(_options, jobs))) == 1:
+    """Return the jobs as enqueue_many takes them: many that differ in id and payload only as one object."""
+    if len(jobs) >= MANY and len(set(map(_options, jobs))) == 1:
         ids = '","'.join([f"{job.id.int:032x}" for job in jobs])
         return f'{_options_json(jobs[0])}, "ids": ["{ids}"], "payloads": [{",".join([job.payload for job in jobs])}]}}'
     return "[" + ",".join(map(new_job_json, jobs)) + "]"
@@ -255,7 +260,7 @@ class Store(LimitStore):
                 if row[3]:
                     claims.passed[key] = row[3]
         order = {scan.lane: number for number, scan in enumerate(lanes)}
-        claims.jobs.sort(key=lambda job: (order[job.lane], job.vt))
+        claims.jobs.sort(key=lambda job: (order[job.lane], job.vt, job.job_id))
         return claims
 
     async def tick(

@@ -1,5 +1,6 @@
 """Store: binds the schema, passes values as they are, and turns rows into nouns. What the SQL does is tested in tests/sql/."""
 
+import dataclasses
 import json
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -14,9 +15,20 @@ from psycopg.rows import dict_row
 
 from aioqueue.errors import ConfigurationError
 from aioqueue.floor import Snapshot
-from aioqueue.job import NewJob, Position, lane, new_job_id
-from aioqueue.sql import functions, quote_schema
-from aioqueue.store import EPOCH, LOWEST_ID, NOT_OWNED, VIOLATION, WORKER_DEAD, LaneQuestion, LaneScan, Store, new_job_json
+from aioqueue.job import NewJob, Position, lane, new_job_id, new_job_ids
+from aioqueue.sql import as_sql, functions, quote_schema
+from aioqueue.store import (
+    EPOCH,
+    LOWEST_ID,
+    NOT_OWNED,
+    VIOLATION,
+    WORKER_DEAD,
+    LaneQuestion,
+    LaneScan,
+    Store,
+    jobs_json,
+    new_job_json,
+)
 
 pytestmark = pytest.mark.anyio
 LANE = lane("default", 0)
@@ -45,6 +57,25 @@ def test_a_job_as_json_reads_back_as_it_was(task: str, queue: str, tenant: str |
     facts = {"id": str(job.id), "task": task, "queue": queue, "priority": 0, "tenant": tenant, "delay": delay}
     expected = {name: value for name, value in facts.items() if value is not None}
     assert json.loads(new_job_json(job)) == {**expected, "payload": json.loads(payload)}
+
+
+def test_jobs_alike_are_one_object_where_they_are_many() -> None:
+    jobs = [NewJob(id=job_id, task="t", payload=f"[{n}]", delay=1.0) for n, job_id in enumerate(new_job_ids(100))]
+    together = json.loads(jobs_json(jobs))
+    assert together.pop("ids") == [job.id.hex for job in jobs]
+    assert together == {"task": "t", "delay": 1.0, "payloads": [[n] for n in range(100)]}
+    few = json.loads(jobs_json(jobs[:99]))
+    assert few == [{"task": "t", "delay": 1.0, "id": str(job.id), "payload": [n]} for n, job in enumerate(jobs[:99])]
+    other = json.loads(jobs_json([*jobs, dataclasses.replace(jobs[0], delay=2.0)]))
+    assert [job["delay"] for job in other] == [1.0] * 100 + [2.0]
+
+
+async def test_a_transaction_with_many_small_batches_takes_no_subtransactions(store: Store, owner: Conn) -> None:
+    async with owner.transaction():
+        for _ in range(3):
+            await store.enqueue_many(owner, [NewJob(id=job_id, task="t", payload="[]") for job_id in new_job_ids(2)])
+        cursor = await owner.execute(as_sql("SELECT count(DISTINCT xmin::text) FROM aioqueue.job", store.schema))
+        assert await cursor.fetchone() == (1,)
 
 
 def test_options_that_are_none_are_left_to_the_database() -> None:

@@ -1,6 +1,7 @@
 -- enqueue_alike: (nothing) → ready or scheduled, for jobs that differ in id and payload only: enqueue_many of an object,
 -- {"task", "tenant", "queue", "priority", "delay", "run_at", "max_attempts", "key", "ids": […], "payloads": […]}, in two thirds
 -- of the time that as many objects take. Everything that enqueue_many says holds here; it calls this with the XID taken.
+-- A subtransaction each: for large batches only, or a transaction with more than 64 of them makes all snapshots dearer.
 -- Where an id is there already, all that this wrote is undone (a savepoint), and enqueue_many is asked job by job.
 CREATE OR REPLACE FUNCTION aioqueue.enqueue_alike(jobs jsonb) RETURNS SETOF uuid
 LANGUAGE plpgsql VOLATILE AS $$
