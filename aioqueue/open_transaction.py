@@ -15,7 +15,6 @@ from functools import cache
 
 import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
-from psycopg.pq.abc import PGresult
 
 from .context import JobTransaction
 from .database import Database, deadline
@@ -143,7 +142,7 @@ class OpenTransaction:
         scrub = self._add_scrub(trip)
         following = self._follow(trip)
         try:
-            answers = await trip.run(self._settings.pool.deadline)
+            await trip.run(self._settings.pool.deadline)
         except BaseException as error:
             self._break_promise(following)
             if not isinstance(error, psycopg.Error):
@@ -157,7 +156,7 @@ class OpenTransaction:
             # With a good COMMIT the outcome stands.
             return None if done > commit else error
         self._ended = True
-        if self._unlike(answers[scrub]):
+        if self._unlike(trip, scrub):
             self._break_promise(following)
             await conn.close()
         return None
@@ -204,9 +203,9 @@ class OpenTransaction:
             trip.add(_set_config(len(self._conn.reported), local=False), values)
         return place
 
-    def _unlike(self, scrubbed: PGresult) -> bool:
+    def _unlike(self, trip: Trip, scrub: int) -> bool:
         # psycopg knows of a DEALLOCATE only where it could read the answer; what it takes for prepared would fail for others.
-        return int(scrubbed.get_value(0, 0) or 0) < len(self._conn._prepared._names)
+        return int(trip.answers[scrub].get_value(0, 0) or 0) < trip.prepared
 
     def _take_back(self) -> bool:
         """Take the connection from user code, for good; whether another task or thread of it has a statement under way."""
@@ -284,8 +283,8 @@ class OpenTransaction:
                     self._conn._prepared.clear()
                     self._conn._prepared._to_flush.clear()
                 scrub = self._add_scrub(trip)
-                answers = await trip.run(self._settings.limits.rollback)
-                if not self._unlike(answers[scrub]):
+                await trip.run(self._settings.limits.rollback)
+                if not self._unlike(trip, scrub):
                     return
         except psycopg.Error as failed:
             logger.debug("rollback of job %s failed, its connection is closed: %s", self._job.job_id, failed)

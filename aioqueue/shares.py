@@ -62,9 +62,12 @@ class Shares(Generic[C]):
             return await turn
         except BaseException:
             if turn.done() and not turn.cancelled():
-                left = turn.result()  # let in at the moment of its cancellation
-                if not self.leave(kind, left) and left is not None:
+                # Let in at the moment of its cancellation. Nobody else gets what was left for it: its own transaction may have
+                # begun there.
+                left = turn.result()
+                if left is not None:
                     self.left_over.append(left)
+                self.leave(kind)
             elif waiting in self._waiting[kind]:
                 self._waiting[kind].remove(waiting)
             raise

@@ -33,6 +33,8 @@ class Trip:
         self._calls: list[tuple[bytes, list[bytes], bool]] = []
         self._new: list[tuple[bytes, tuple[int, ...]]] = []
         """The keys of what is prepared on the way."""
+        self.prepared = 0
+        """How many statements are prepared on the server when it has run; those of `then` come later."""
         self.answers: list[PGresult] = []
         """Those of the statements so far, none of them an error."""
         self.error: psycopg.Error | None = None
@@ -93,6 +95,7 @@ class Trip:
                     known._names.move_to_end(key)
                 pgconn.send_query_prepared(name, values or None)
             sent.append(True)
+        self.prepared = len(known._names)
         pgconn.pipeline_sync()
         return sent
 

@@ -10,6 +10,7 @@ from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 from aioqueue import JobTransaction, Snooze
 from aioqueue.attempt import Cause
+from aioqueue.database import Database
 from aioqueue.job import Claimed
 from aioqueue.outcome import Cancelled, Failed, Outcome, Reason, Snoozed
 from aioqueue.pooler import PoolConnection
@@ -165,6 +166,53 @@ async def test_a_job_that_is_cancelled_after_its_beginning_was_sent_leaves_nothi
     assert (chain.seen, at.database.free_for_jobs, at.database.waiting) == ([], 1, 0)
     assert await at.run("second", tenant="c") is None
     assert chain.seen == [("c", "c")]
+
+
+async def test_a_transaction_that_had_begun_for_a_job_that_is_cancelled_as_it_gets_it_is_nobody_else_s(
+    at: Bench, shop: Session, chain: Chain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third one waits, and must not go on in it: what is set there is the second's."""
+    one, two = await chain.begin(nothing)
+    guest: Any = at.database._shares._waiting["job"][0].guest
+    object.__setattr__(guest._identity, "settings", {**guest._identity.settings, "app.region": "north"})
+    found: list[object] = []
+
+    async def third(tx: JobTransaction) -> None:
+        found.append(await tx.fetch_value("SELECT current_setting('app.region', true)"))
+
+    at.tasks.task(name="third")(third)
+    three = await at.start("third", tenant="c")
+    while at.database.waiting < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    take_back = Database.take_back
+
+    async def cancel_at_once(database: Database, conn: PoolConnection) -> None:
+        monkeypatch.setattr(Database, "take_back", take_back)
+        await take_back(database, conn)
+        at.stop(two, Cause.CANCELLED)
+
+    monkeypatch.setattr(Database, "take_back", cancel_at_once)
+    chain.goes_on.set()
+    await at.end()
+    assert chain.together >= 1 and isinstance(at.outcomes[two.job_id], Cancelled)
+    assert {one.job_id, three.job_id}.isdisjoint(at.outcomes)
+    assert found == [None] and await notes(shop) == [("a", "first")]
+    assert (at.database.free_for_jobs, at.database._lent) == (1, {})
+
+
+async def test_a_job_with_other_settings_than_the_one_before_it_has_its_connection(
+    at: Bench, shop: Session, chain: Chain
+) -> None:
+    """The statement that sets them is another, prepared on the way: nothing that the first one could have deallocated."""
+    _, two = await chain.begin(nothing)
+    guest: Any = at.database._shares._waiting["job"][0].guest
+    object.__setattr__(guest._identity, "settings", {**guest._identity.settings, "app.region": "north"})
+    (conn,) = at.database._lent
+    chain.goes_on.set()
+    await at.end()
+    assert two.job_id not in at.outcomes
+    assert chain.together == 1 and not conn.closed
+    assert guest._conn is conn
 
 
 async def test_a_connection_that_dies_between_is_the_next_job_s_to_replace(
