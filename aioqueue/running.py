@@ -152,29 +152,33 @@ class RunningWorker:
     async def _live(self) -> None:
         await self._app.join()
         try:
-            self._opening = True
-            async with opened(self._app.make_resources, close_within=self._app.settings.limits.abandon) as resources:
-                self._opening = False
-                worker = self._worker = Worker(
-                    self._app.database,
-                    self._app.store,
-                    self._app.observers,
-                    self._app,
-                    self._app.tasks,
-                    self._app.settings,
-                    worker=self._settings,
-                    middleware=self._app.middleware,
-                    resources=resources,
-                    grace=self._grace,
-                    standalone=self._standalone,
-                    started=self._started,
-                )
-                if self._stop:
-                    worker.stop(hurry=self._hurry)
-                await worker.run()
+            if not self._stop:
+                await self._work()
         except asyncio.CancelledError:
             if not (self._opening and self._stop):
                 raise  # else it was asked to stop before it had claimed anything
         finally:
             self._opening = False
             await self._app.leave()
+
+    async def _work(self) -> None:
+        self._opening = True
+        async with opened(self._app.make_resources, close_within=self._app.settings.limits.abandon) as resources:
+            self._opening = False
+            worker = self._worker = Worker(
+                self._app.database,
+                self._app.store,
+                self._app.observers,
+                self._app,
+                self._app.tasks,
+                self._app.settings,
+                worker=self._settings,
+                middleware=self._app.middleware,
+                resources=resources,
+                grace=self._grace,
+                standalone=self._standalone,
+                started=self._started,
+            )
+            if self._stop:
+                worker.stop(hurry=self._hurry)
+            await worker.run()

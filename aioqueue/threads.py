@@ -30,10 +30,10 @@ class JobThreads:
         try:
             return _unwrap(await asyncio.shield(run.thread))
         except asyncio.CancelledError:
-            if run.cause is None:
+            # A thread cannot be stopped: it is told by should_stop, and keeps its slot until it is over. After the abandon limit
+            # of a run that the runtime has ended its outcome is written without it.
+            if run.cause is None and not await _told(run, run.thread):
                 raise
-            # should_stop has told it; a thread cannot be stopped, so it keeps its slot until it is over. After the abandon
-            # limit its outcome is written without it.
             await asyncio.wait([run.thread])
             return _unwrap(run.thread.result())
 
@@ -41,6 +41,23 @@ class JobThreads:
         """Let go of the threads; those that still run end with the process."""
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+async def _told(run: Run, thread: asyncio.Future[Any]) -> bool:
+    """Ask the thread to stop for a cancellation that is not the runtime's, but a middleware's time-out, and wait for it.
+
+    Whether the runtime's came meanwhile, which counts then.
+    """
+    run.should_stop = True
+    try:
+        await asyncio.wait([thread])
+    except asyncio.CancelledError:
+        if run.cause is None:
+            raise
+        return True
+    if run.cause is None:
+        run.should_stop = run.saw_stop = False  # the middleware may go on, and call again
+    return False
 
 
 def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, BaseException | None]:

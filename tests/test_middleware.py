@@ -22,6 +22,7 @@ from aioqueue import (
     JobFacts,
     JobFailed,
     JobTransaction,
+    LimitSettings,
     RetryIn,
     Snooze,
     current_job,
@@ -284,6 +285,59 @@ async def test_it_may_call_the_task_again_within_the_attempt(make_app: MakeApp) 
 
     async with app, app.worker():
         assert await (await flaky.options(max_attempts=1).enqueue()).result(30) == 2
+
+
+async def test_its_time_out_asks_a_thread_to_stop_and_waits_for_it(make_app: MakeApp) -> None:
+    """Otherwise the thread would go on beside the next call, or the next attempt of its job, and outside of any slot."""
+    log: Log = []
+    stopped = threading.Event()
+
+    async def impatient(ctx: JobFacts, call_next: CallNext) -> Any:
+        try:
+            async with asyncio.timeout(0.05):
+                return await call_next()
+        except TimeoutError:
+            log.append("timed out")
+            assert stopped.is_set()
+            return await call_next()
+
+    app = make_app(middleware=[impatient])
+
+    @app.task(name="slow")
+    def slow(ctx: JobContext) -> str:
+        if "timed out" in log:
+            return "stop" if ctx.should_stop else "go on"
+        while not ctx.should_stop:
+            stopped.wait(0.001)
+        log.append("stopped")
+        stopped.set()
+        return "too late"
+
+    async with app, app.worker():
+        assert await (await slow.options(max_attempts=1).enqueue()).result(30) == "go on"
+    assert log == ["stopped", "timed out"]
+
+
+async def test_the_time_limit_counts_while_its_time_out_waits_for_a_thread(make_app: MakeApp) -> None:
+    goes_on = threading.Event()
+
+    async def impatient(ctx: JobFacts, call_next: CallNext) -> Any:
+        async with asyncio.timeout(0.01):
+            return await call_next()
+
+    app = make_app(middleware=[impatient], limits=LimitSettings(abandon=0.05))
+
+    @app.task(name="stuck", timeout=0.2)
+    def stuck() -> None:
+        goes_on.wait(30)
+
+    async with app, app.worker(grace=0):
+        job = await stuck.options(max_attempts=1).enqueue()
+        try:
+            with pytest.raises(JobFailed, match=r"time limit of 0\.2 s"):
+                await job.result(30)
+        finally:
+            goes_on.set()
 
 
 def test_what_is_no_middleware_is_refused_where_it_is_given(make_app: MakeApp) -> None:

@@ -254,6 +254,16 @@ async def test_a_worker_that_is_ended_while_it_opens_them_leaves_nothing_open(ma
     assert [t.get_name() for t in asyncio.all_tasks() if t.get_name().startswith("aioqueue")] == []
 
 
+async def test_a_worker_that_was_asked_to_stop_before_it_began_opens_none(make_app: MakeApp) -> None:
+    opener = Opener()
+    app = make_app(resources=opener)
+    worker = app.worker()
+    worker.stop()
+    async with asyncio.timeout(30):
+        await worker.run()
+    assert opener.made == [] and not app.is_open
+
+
 @pytest.mark.parametrize("library", ["asyncio", "anyio"])
 async def test_a_task_group_of_theirs_that_fails_stops_the_worker_in_order(
     make_app: MakeApp, boss: Session, seen: Seen, library: str
