@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioqueue.cli.eventlog import EventLog
 from aioqueue.cli.logs import JsonLines, set_up_logs
+from aioqueue.eventlog import EventLog
 from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, WorkerStarted
 
 JOB = UUID(int=1)
@@ -103,12 +103,15 @@ def test_what_an_application_gives_a_record_is_there_as_far_as_json_can_hold_it(
     line = line_of(
         record(
             invoice=7, ratio=float("nan"), big=10**5000, raw=b"\xff", when=datetime(2026, 1, 2, tzinfo=UTC), colour=Colour.RED,
-            names={"a": ["ü", None, JOB]}, evil=Evil(), deep=deep, many=list(range(1000)), none=None, level="mine",
+            names={"a": ["ü", None, JOB], JOB: 1, 7: 2, Evil(): 3},
+            evil=Evil(), deep=deep, many=list(range(1000)), none=None, level="mine",
         )
     )  # fmt: skip
     assert line["invoice"] == 7 and line["ratio"] == "nan" and line["big"].startswith("0x") and line["raw"] == "b'\\xff'"
     assert line["when"] == "2026-01-02 00:00:00+00:00" and line["colour"] == 1
-    assert line["names"] == {"a": ["ü", None, str(JOB)]}
+    assert line["names"] == {
+        "a": ["ü", None, str(JOB)], str(JOB): 1, "7": 2, "(Evil: its __repr__ raised RuntimeError)": 3,
+    }  # fmt: skip
     assert "raised RuntimeError" in line["evil"] and len(line["many"]) == 100 and "none" not in line
     assert line["level"] == "WARNING" and line["level_"] == "mine"
 

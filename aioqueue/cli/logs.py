@@ -1,6 +1,6 @@
 """How `worker` and `dev` log: lines for a console, or one JSON object a line, whatever a record holds.
 
-Sets up the root logger's handlers; what a record says of its job comes from ../job_log.py, of an event from eventlog.py.
+Sets up the root logger's handlers; what a record says of its job comes from ../job_log.py, of an event from ../eventlog.py.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _plain(value: object, depth: int = DEPTH) -> Any:
         case UUID() | date() | Path():
             return _text(str(value))
         case dict() if depth:
-            return {_text(str(key)): _plain(one, depth - 1) for key, one in list(value.items())[:WIDTH]}
+            return {str(_plain(key, 0)): _plain(one, depth - 1) for key, one in list(value.items())[:WIDTH]}
         case list() | tuple() | set() | frozenset() if depth:
             return [_plain(one, depth - 1) for one in list(value)[:WIDTH]]
     return _shown(value)
