@@ -17,14 +17,14 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from . import kit
-from .peers import CONTESTANTS, Driver, running
+from .peers import CONTESTANTS, running
 
 INTERVALS = 6
 LIMIT = 1.5
@@ -62,21 +62,32 @@ def analysts(dsn: str, seconds: float, number: int = 3) -> Iterator[None]:
         yield
 
 
-async def enqueue(driver: Driver, rate: int, seconds: float) -> None:
+async def at_rate(enqueue: Callable[[int], Awaitable[object]], rate: int, seconds: float) -> None:
     """Enqueue at a steady rate; what a slow call has missed is made up for by the next."""
     begin, done = time.monotonic(), 0
     while (passed := time.monotonic() - begin) < seconds:
         wanted = int(rate * passed) - done
         if wanted:
-            await driver.ask("bulk", wanted)
+            await enqueue(wanted)
             done += wanted
         await asyncio.sleep(BURST)
 
 
-async def measure(dsn: str, rate: int, seconds: float, query: float) -> list[tuple[Any, ...]]:
-    """(jobs that wait, p50, p99, dead rows) of each interval."""
+async def look_often(conn: psycopg.AsyncConnection[Any], look: str, seconds: float, intervals: int) -> list[tuple[Any, ...]]:
+    """(jobs that wait, p50, p99, dead rows) of each interval, said as they are found."""
     found: list[tuple[Any, ...]] = []
-    length = seconds / INTERVALS
+    length = seconds / intervals
+    for _ in range(intervals):
+        await asyncio.sleep(length)
+        row = await (await conn.execute(look.encode(), [length])).fetchone()
+        assert row is not None
+        found.append(row)
+        kit.say(f"{row[0]:,} jobs wait, p50 {row[1]:.1f} ms, p99 {row[2]:.1f} ms, {row[3]:,} dead rows")
+    return found
+
+
+async def measure(dsn: str, rate: int, seconds: float, query: float, *, intervals: int = INTERVALS) -> list[tuple[Any, ...]]:
+    """What each interval shows of aioqueue, in an empty database."""
     aioqueue = CONTESTANTS["aioqueue"]
     async with running(aioqueue, dsn, Path()) as enqueuer, running(aioqueue, dsn, Path()) as worker:
         await enqueuer.ask("setup")
@@ -84,13 +95,8 @@ async def measure(dsn: str, rate: int, seconds: float, query: float) -> list[tup
             await conn.execute(FACTS)
             with analysts(dsn, query):
                 await worker.ask("work")
-                stream = asyncio.create_task(enqueue(enqueuer, rate, seconds))
-                for _ in range(INTERVALS):
-                    await asyncio.sleep(length)
-                    row = await (await conn.execute(LOOK, [length])).fetchone()
-                    assert row is not None
-                    found.append(row)
-                    kit.say(f"{row[0]:,} jobs wait, p50 {row[1]:.1f} ms, p99 {row[2]:.1f} ms, {row[3]:,} dead rows")
+                stream = asyncio.create_task(at_rate(lambda jobs: enqueuer.ask("bulk", jobs), rate, seconds))
+                found = await look_often(conn, LOOK, seconds, intervals)
                 await stream
     return found
 

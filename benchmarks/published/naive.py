@@ -1,7 +1,7 @@
 """The naive forms of the write-ups: a table with a status column, SELECT … FOR UPDATE SKIP LOCKED, a lease, a heartbeat.
 
 `python -m benchmarks.published.naive one|committed` runs one naive worker until there is no job, or one that ends its process;
-`locks` locks the rows and keeps them.
+`locks` locks the rows and keeps them; `stream` takes what comes into naive.stream, for ever, on some connections at once.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ UPDATE naive.job
  WHERE id = (SELECT id FROM naive.job WHERE (state = 'queued' OR (state = 'running' AND lease_until < now())) AND attempts < 3
               ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
 RETURNING id, work"""
+
+NEXT = """
+UPDATE naive.stream SET state = 'running', started_at = clock_timestamp()
+ WHERE id = (SELECT id FROM naive.stream WHERE state = 'queued' ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED)
+RETURNING id"""
+AT_ONCE = 8
+"""Connections that take from the stream."""
 
 
 async def trace(job: object, worker: str, what: str = "start", dsn: str | None = None) -> None:
@@ -60,8 +67,21 @@ async def with_a_committed_claim(conn: AsyncConnection[Any], worker: str, lease:
     return int(row[0])
 
 
+async def stream() -> None:
+    """Claim, commit, finish, one job after the other; where there is none, look again in 10 ms."""
+    async with await AsyncConnection.connect(os.environ["AIOQUEUE_DSN"], autocommit=True) as conn:
+        while True:
+            row = await (await conn.execute(NEXT)).fetchone()
+            if row is None:
+                await asyncio.sleep(0.01)
+            else:
+                await conn.execute("UPDATE naive.stream SET state = 'done' WHERE id = %s", [row[0]])
+
+
 async def main(form: str) -> None:
     """Be a worker that takes jobs until there is none."""
+    if form == "stream":
+        await asyncio.gather(*(stream() for _ in range(AT_ONCE)))
     async with await psycopg.AsyncConnection.connect(os.environ["AIOQUEUE_DSN"], autocommit=True) as conn:
         worker = f"process {os.getpid()}"
         if form == "locks":

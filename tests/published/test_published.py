@@ -40,6 +40,19 @@ def test_quick_rows_keep_their_promise_and_the_naive_form_does_as_published() ->
             assert verdict.naive and verdict.ours
 
 
+@pytest.mark.slow
+def test_row_16_shows_both_forms_beside_the_analysts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For three seconds: what is shown is all there, and there is no backlog; the times are a run's of its own."""
+    row = importlib.import_module("benchmarks.published.row16")
+    monkeypatch.setattr(row, "RATE", 40)
+    monkeypatch.setattr(row, "SECONDS", (3, 3))
+    monkeypatch.setattr(row, "QUERY", (3, 3))
+    with stage() as made:
+        verdict = asyncio.run(row.run(made))
+    assert "jobs wait at the end" in verdict.naive and "jobs wait at the end" in verdict.ours and not verdict.waiting
+    assert not any("no backlog" in what for what in verdict.broken)
+
+
 @pytest.mark.parametrize(
     ("verdict", "said", "code"),
     [
