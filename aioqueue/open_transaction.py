@@ -303,6 +303,7 @@ class OpenTransaction:
             # Who still waits on the socket sees its end first; a number of it that is used again would be waited on, too.
             sever(self._conn)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.limits.rollback), self._given.lock:
-                    pass
+                async with asyncio.timeout(self._settings.limits.rollback):
+                    while self._given.in_use:  # noqa: ASYNC110 - its lock is of the loop of whoever has it, which may be a thread's
+                        await asyncio.sleep(0.01)
         await self._conn.close()

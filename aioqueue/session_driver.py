@@ -46,6 +46,12 @@ class Below(ABC):
         """Whether it is known to be closed."""
         raise NotImplementedError
 
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether a task waits for an answer on it."""
+        raise NotImplementedError
+
     @abstractmethod
     def sever(self) -> None:
         """Shut it: whoever waits on it gets an error at once. Never blocks, never raises."""
@@ -88,6 +94,11 @@ class BelowPsycopg(Below):
         """See Below."""
         return bool(self.conn.closed)
 
+    @property
+    def busy(self) -> bool:
+        """See Below."""
+        return bool(self.conn.lock.locked())
+
     def sever(self) -> None:
         """See Below."""
         sever(self.conn)
@@ -125,6 +136,11 @@ class BelowAsyncpg(Below):
     def closed(self) -> bool:
         """See Below."""
         return bool(self.conn.is_closed())
+
+    @property
+    def busy(self) -> bool:
+        """See Below: SQLAlchemy has a lock of its own around it."""
+        return bool(self.adapter._execute_mutex.locked())
 
     def sever(self) -> None:
         """See Below."""

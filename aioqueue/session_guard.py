@@ -99,8 +99,6 @@ class SessionGuard:
         self._begun = False
         self._runtime: asyncio.Task[Any] | None = None
         """The task that sends statements of the runtime's own at this moment."""
-        self._user: asyncio.Task[Any] | None = None
-        """The task of user code that has a statement under way."""
         self._cursors: list[Any] = []
         """Those of streams: one that was kept would read in the next transaction of its connection."""
         guards: dict[str, Callable[..., Any]] = {
@@ -136,8 +134,8 @@ class SessionGuard:
 
     @property
     def in_use(self) -> bool:
-        """Whether another task of user code has a statement under way."""
-        return self._user is not None and not self._user.done() and self._user is not asyncio.current_task()
+        """Whether another task has a statement under way, or reads a stream."""
+        return self._below.busy
 
     def check(self) -> None:
         """Raise what user code has done to the transaction, as far as it is seen here."""
@@ -189,8 +187,7 @@ class SessionGuard:
             raise broke("its session took a second connection, which would not be in the job's transaction")
 
     def _before_statement(self, *_: object) -> None:
-        task = asyncio.current_task()
-        if task is self._runtime:
+        if asyncio.current_task() is self._runtime:
             return
         if self.ended or self.left or self._runtime is not None:
             raise TransactionViolation(LEFT if self.left else "the job's transaction is ending, and takes no more statements")
@@ -199,11 +196,8 @@ class SessionGuard:
             if self.in_use:
                 self.nesting.broken = broke("two of its tasks used the session at once: let one after the other use it")
                 raise self.nesting.broken
-        self._user = task
 
     def _after_statement(self, _conn: object, cursor: Any, _text: str, _params: object, context: object, _many: bool) -> None:
-        if asyncio.current_task() is self._user:
-            self._user = None
         if getattr(context, "_is_server_side", False):
             self._cursors.append(cursor)
         if not self._below.in_transaction and self.nesting is not None:

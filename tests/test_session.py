@@ -716,6 +716,31 @@ async def test_two_tasks_that_use_it_at_once_fail_the_job(at: Bench, shop: Sessi
     await assert_clean(at, found, engine)
 
 
+async def test_a_task_that_reads_a_stream_uses_it_too(at: Bench, shop: Session, engine: AsyncEngine) -> None:
+    found = add_probe(at)
+
+    async def work(session: JobSession) -> None:
+        async def read() -> None:
+            async for _ in await session.stream(text("SELECT pg_sleep(0.5) FROM generate_series(1, 1000)")):
+                pass
+
+        reading = asyncio.create_task(read())
+        await until(shop, PG_SLEEPS)
+        try:
+            await write(session, "beside it")
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+    at.tasks.task(name="work")(work)
+    outcome = await at.run("work", tenant="a")
+    assert isinstance(outcome, Failed), outcome
+    if engine.dialect.driver == "psycopg":  # asyncpg says so itself
+        assert outcome.reason is Reason.VIOLATION and "at once" in outcome.error.message
+    assert await notes(shop) == []
+    await assert_clean(at, found, engine)
+
+
 async def test_a_statement_that_is_under_way_at_the_end_fails_the_job(at: Bench, shop: Session, engine: AsyncEngine) -> None:
     found = add_probe(at)
     alive: list[asyncio.Task[Any]] = []
