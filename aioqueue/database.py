@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from .connector import POOL, POOL_LOGGER, Connector, connection_string
 from .errors import AioQueueError, ConfigurationError
-from .pooler import SESSION, PoolConnection, SharedConnection, refuses_options, sever, through_pooler
+from .pooler import PoolConnection, SharedConnection, refuses_options, sever, through_pooler
 from .settings import PoolSettings
 from .shares import Shares, Waiting
 
-POOL = "aioqueue"
-"""The pool's name in psycopg's log."""
-POOL_LOGGER = logging.getLogger("psycopg.pool")
 PASSED_ON = 60.0
 """Seconds for which a connection goes from job to job; then the pool sees it again, which ends it when it is old."""
 SOON = 0.25
@@ -36,42 +32,6 @@ AHEAD = 15
 """Jobs at most that wait for each connection."""
 RESERVED = 2
 """Connections that are the runtime's; callers get one of them while jobs have all the others."""
-
-# What RESET ALL returns to, with what the runtime's statements run under. With the check of the client these let a vanished
-# host's locks go in 11-20 s; PostgreSQL's own defaults take two hours.
-KEEPALIVES = {
-    "tcp_keepalives_idle": "10",
-    "tcp_keepalives_interval": "3",
-    "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "15000",
-}
-# Whatever the role, the database or the DSN says: a claim looks anew where another was first, and a tick's snapshot is its last.
-ISOLATION = "-c default_transaction_isolation=read\\ committed"
-CLIENT = {
-    "connect_timeout": "5",
-    "keepalives_idle": "10",
-    "keepalives_interval": "3",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "15000",
-    "application_name": "aioqueue",
-}
-
-
-def connection_string(dsn: str, *, pooler: bool = False) -> str:
-    """Add the runtime's values to a DSN; what the DSN says itself wins, isolation level and encoding apart.
-
-    To a `pooler` no options of ours are sent: pooler.py sets them. Raises ConfigurationError for one that libpq refuses.
-    """
-    try:
-        given = conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError as error:
-        raise ConfigurationError(f"the DSN is not one that PostgreSQL understands: {error}") from None
-    if pooler:
-        return make_conninfo("", **{**CLIENT, **given, "client_encoding": "UTF8"})
-    options = [f"-c {name}={value}" for name, value in {**SESSION, **KEEPALIVES}.items()]
-    if "options" in given:
-        options.append(str(given.pop("options")))
-    return make_conninfo("", **{**CLIENT, **given, "client_encoding": "UTF8", "options": " ".join([*options, ISOLATION])})
 
 
 @contextlib.asynccontextmanager
@@ -104,40 +64,6 @@ class NoFreeConnection(AioQueueError):
     """A job got no connection for its transaction; user code has not begun."""
 
 
-class _Connector:
-    """Opens the pool's connections, and remembers why the server refuses them: a pool says only that it waited in vain."""
-
-    def __init__(self, base: type[PoolConnection] = PoolConnection) -> None:
-        self.refusal: psycopg.Error | None = None
-        """Why the last attempt failed; None after one that succeeded."""
-        self._said = False
-        connector = self
-
-        class Remembering(base):  # type: ignore[valid-type, misc]
-            @classmethod
-            async def connect(cls, *args: Any, **options: Any) -> Any:
-                try:
-                    conn = await super().connect(*args, **options)
-                except psycopg.Error as error:
-                    connector.refusal = error
-                    raise
-                connector.refusal, connector._said = None, False
-                return conn
-
-        self.connection_class: type[PoolConnection] = Remembering
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Let the pool log the first refusal of an outage and nothing of its further attempts."""
-        given = record.args if isinstance(record.args, tuple) else ()
-        if record.levelno != logging.WARNING or not any(
-            isinstance(value, self.connection_class) or value == POOL or str(value).startswith(f"{POOL}-") for value in given
-        ):
-            return True
-        first = any(isinstance(value, psycopg.Error) for value in given) and not self._said
-        self._said = self._said or first
-        return first
-
-
 async def _put(conn: PoolConnection) -> None:
     """Give a job's connection back to its pool, also when that was closed meanwhile; of a job nothing is committed here."""
     if conn.pgconn.transaction_status != TransactionStatus.IDLE:
@@ -147,27 +73,8 @@ async def _put(conn: PoolConnection) -> None:
         await pool.putconn(conn)
 
 
-class Lending:
-    """A connection lent to a job's transaction, for a block."""
-
-    __slots__ = ("_conn", "_database", "_wait")
-
-    def __init__(self, database: Database, wait: float | None) -> None:
-        self._database = database
-        self._wait = wait
-
-    async def __aenter__(self) -> PoolConnection:
-        """Wait for it."""
-        self._conn = await self._database.lend(self._wait)
-        return self._conn
-
-    async def __aexit__(self, *_: object) -> None:
-        """Give it back."""
-        await self._database.take_back(self._conn)
-
-
 class Database:
-    """The pool of one app: `runtime()` for a worker's loops, `for_job()` for jobs' transactions, `for_caller()` for all else."""
+    """The pool of one app: `runtime()` for a worker's loops, `lend()` for jobs' transactions, `for_caller()` for all else."""
 
     def __init__(self, dsn: str, settings: PoolSettings, *, listen_dsn: str | None = None) -> None:
         self.settings = settings
@@ -185,7 +92,7 @@ class Database:
         """Seconds that a job's transaction has had its connection lately."""
         self.severed_with_jobs: set[Callable[[], None]] = set()
         """Shut the connections of jobs that are no pool's of ours, when the lease is over."""
-        self._connector = _Connector()
+        self._connector = Connector()
         self.losses = 0
         """Calls so far whose connection was lost: after a crash the server may have gone back, without a new start time."""
         self.waiting = 0
@@ -350,12 +257,11 @@ class Database:
         finally:
             self._shares.leave("caller")
 
-    def for_job(self, wait: float | None) -> Lending:
-        """Lend a connection to a job's transaction; NoFreeConnection when there is none within `wait` seconds."""
-        return Lending(self, wait)
-
     async def lend(self, wait: float | None, guest: object = None) -> PoolConnection:
-        """Lend one as `for_job` does; `take_back` follows exactly if this returns. `guest`: see `promise`."""
+        """Lend one to a job's transaction; `take_back` follows exactly if this returns. `guest`: see `promise`.
+
+        NoFreeConnection when there is none within `wait` seconds.
+        """
         conn: PoolConnection | None = None
         if self._shares.free and not self.waiting:
             await self._shares.enter("job")
@@ -454,7 +360,7 @@ class Database:
     def _meet_pooler(self) -> bool:
         """Send a pooler none of our options; whether that changes anything: what the DSN itself asks for is left in."""
         self.pooler = True
-        self._connector = _Connector(SharedConnection)
+        self._connector = Connector(SharedConnection)
         before, self.conninfo = self.conninfo, connection_string(self._dsn, pooler=True)
         return self.conninfo != before
 

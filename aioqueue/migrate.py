@@ -16,7 +16,8 @@ from typing import Literal
 import psycopg
 from psycopg import sql
 
-from .database import connection_string, deadline
+from .connector import connection_string
+from .database import deadline
 from .errors import SchemaError
 from .settings import DEFAULT_SCHEMA, RetentionSettings, check_schema_name
 from .sql import as_sql, functions, migrations, place, quote_schema

@@ -35,13 +35,11 @@ from .session_factory import AUTOCOMMIT, engine_of
 from .session_guard import SWALLOWED, SessionConnection, SessionGuard, broke
 from .settings import Settings
 from .store import NOT_OWNED, REFUSED, VIOLATION, Store
-from .terms import Terms, read_back
+from .terms import MISCONFIGURED, Terms, read_back
 
 logger = logging.getLogger("aioqueue")
 
 ABORTED = "25P02"
-MISCONFIGURED = ("22", "42")
-"""Classes of SQLSTATE of a beginning that no other connection would make better: a role or setting that cannot be had."""
 TRIES = 3
 """Connections that are tried: of those that died in the pool SQLAlchemy drops all, once one has shown."""
 KEPT = "aioqueue: set when it was connected"

@@ -20,6 +20,8 @@ from .settings import Settings
 from .store import Store
 
 HAS_TRANSACTION_TIMEOUT = 170000
+MISCONFIGURED = ("22", "42")
+"""Classes of SQLSTATE of a beginning that no other connection would make better: a role or setting that cannot be had."""
 
 
 class Terms:

@@ -25,9 +25,7 @@ from .listen import Kind
 from .open_transaction import OpenTransaction
 from .settings import Settings
 from .store import Store
-
-MISCONFIGURED = ("22", "42")
-"""Classes of SQLSTATE of a beginning that no other connection would make better: a role or setting that cannot be had."""
+from .terms import MISCONFIGURED
 
 
 class Opened(Protocol):

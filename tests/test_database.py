@@ -13,19 +13,10 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from aioqueue.database import (
-    CLIENT,
-    ISOLATION,
-    KEEPALIVES,
-    RESERVED,
-    Database,
-    NoFreeConnection,
-    connection_lost,
-    connection_string,
-    deadline,
-)
+from aioqueue.connector import CLIENT, ISOLATION, KEEPALIVES, connection_string
+from aioqueue.database import RESERVED, Database, NoFreeConnection, connection_lost, deadline
 from aioqueue.errors import ConfigurationError
-from aioqueue.pooler import SESSION, sever
+from aioqueue.pooler import SESSION, PoolConnection, sever
 from aioqueue.settings import PoolSettings
 from tests.postgres import Database as ServerDatabase
 
@@ -42,6 +33,16 @@ async def opened(dsn: str, settings: PoolSettings) -> AsyncIterator[Database]:
         yield database
     finally:
         await database.close()
+
+
+@asynccontextmanager
+async def lent(database: Database, wait: float | None) -> AsyncIterator[PoolConnection]:
+    """A connection of a job's transaction."""
+    conn = await database.lend(wait)
+    try:
+        yield conn
+    finally:
+        await database.take_back(conn)
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ async def stopped(pid: int) -> AsyncIterator[None]:
 async def test_every_connection_has_the_runtimes_values(pool: Database) -> None:
     listener = await pool.connect_listener()
     try:
-        async with pool.runtime() as runtime, pool.for_job(1) as job:
+        async with pool.runtime() as runtime, lent(pool, 1) as job:
             for connection in (runtime, job, listener):
                 cursor = await connection.execute("SELECT name, reset_val, source FROM pg_catalog.pg_settings")
                 found = {name: (value, source) for name, value, source in await cursor.fetchall()}
@@ -193,28 +194,28 @@ async def test_a_runtime_call_to_a_server_that_hangs_costs_only_its_connection(p
 async def test_jobs_never_get_the_last_two_connections(pool: Database) -> None:
     async with AsyncExitStack() as stack:
         held: list[AsyncConnection[Any]] = [
-            await stack.enter_async_context(pool.for_job(1)) for _ in range(pool.settings.size - RESERVED)
+            await stack.enter_async_context(lent(pool, 1)) for _ in range(pool.settings.size - RESERVED)
         ]
         assert pool.free_for_jobs == 0
         with pytest.raises(NoFreeConnection, match=r"within 0.01 s"):
-            await stack.enter_async_context(pool.for_job(0.01))
+            await stack.enter_async_context(lent(pool, 0.01))
         assert pool.waiting == 0
         for _ in range(RESERVED):
             held.append(await stack.enter_async_context(pool.runtime(10)))
         assert len(set(held)) == pool.settings.size
     assert pool.free_for_jobs == pool.settings.size - RESERVED
-    async with pool.for_job(1) as conn:
+    async with lent(pool, 1) as conn:
         await conn.execute("SELECT 1")
 
 
 async def test_a_job_that_waits_gets_the_connection_that_comes_back(pool: Database) -> None:
     async def job() -> None:
-        async with pool.for_job(None) as conn:
+        async with lent(pool, None) as conn:
             await conn.execute("SELECT 1")
 
     async with AsyncExitStack() as stack:
         for _ in range(pool.free_for_jobs):
-            await stack.enter_async_context(pool.for_job(1))
+            await stack.enter_async_context(lent(pool, 1))
         tasks = [asyncio.create_task(job()) for _ in range(20)]
         await asyncio.sleep(0)
         assert pool.waiting == 20
@@ -231,12 +232,12 @@ async def test_a_connection_that_comes_back_goes_to_the_next_job_without_the_poo
     used: list[object] = []
 
     async def job() -> None:
-        async with pool.for_job(None) as conn:
+        async with lent(pool, None) as conn:
             await conn.execute("SELECT 1")
             used.append(conn)
 
     async with AsyncExitStack() as stack:
-        held = [await stack.enter_async_context(pool.for_job(1)) for _ in range(pool.free_for_jobs)]
+        held = [await stack.enter_async_context(lent(pool, 1)) for _ in range(pool.free_for_jobs)]
         tasks = [asyncio.create_task(job()) for _ in range(4)]
         await asyncio.sleep(0)
     # One is cancelled at the moment when it has got its turn: what it got goes on to the others.
@@ -247,19 +248,19 @@ async def test_a_connection_that_comes_back_goes_to_the_next_job_without_the_poo
     assert (pool.waiting, pool.free_for_jobs) == (0, pool.settings.size - RESERVED)
     async with AsyncExitStack() as stack:  # and none is lost
         for _ in range(pool.free_for_jobs):
-            await stack.enter_async_context(pool.for_job(1))
+            await stack.enter_async_context(lent(pool, 1))
         for _ in range(RESERVED):
             await stack.enter_async_context(pool.runtime(10))
 
 
 async def test_a_connection_left_for_a_job_that_is_cancelled_goes_back_to_the_pool(pool: Database) -> None:
     async def job() -> None:
-        async with pool.for_job(None):
+        async with lent(pool, None):
             raise AssertionError
 
     async with AsyncExitStack() as stack:
         for _ in range(pool.free_for_jobs):
-            await stack.enter_async_context(pool.for_job(1))
+            await stack.enter_async_context(lent(pool, 1))
         task = asyncio.create_task(job())
         await asyncio.sleep(0)
         assert pool.waiting == 1
@@ -268,17 +269,17 @@ async def test_a_connection_left_for_a_job_that_is_cancelled_goes_back_to_the_po
         await task
     async with AsyncExitStack() as stack:
         for _ in range(pool.free_for_jobs):
-            await stack.enter_async_context(pool.for_job(1))
+            await stack.enter_async_context(lent(pool, 1))
 
 
 async def test_what_a_job_has_left_open_or_closed_goes_to_no_other_job(pool: Database) -> None:
     async def job() -> None:
-        async with pool.for_job(None) as conn:
+        async with lent(pool, None) as conn:
             assert (await (await conn.execute("SELECT 1")).fetchone()) == (1,)
 
     async with AsyncExitStack() as stack:
         for number in range(pool.free_for_jobs):
-            conn = await stack.enter_async_context(pool.for_job(1))
+            conn = await stack.enter_async_context(lent(pool, 1))
             await (conn.execute("BEGIN") if number else conn.close())
         tasks = [asyncio.create_task(job()) for _ in range(4)]
         await asyncio.sleep(0)
@@ -294,7 +295,7 @@ async def test_callers_leave_the_last_two_connections_to_the_runtime(pool: Datab
             await stack.enter_async_context(pool.for_caller(0.01))
         held += [await stack.enter_async_context(pool.runtime(10)) for _ in range(RESERVED)]
         assert len(set(held)) == pool.settings.size
-    async with pool.for_caller(), pool.for_job(1):
+    async with pool.for_caller(), lent(pool, 1):
         pass
 
 
@@ -305,7 +306,7 @@ async def test_one_caller_comes_through_while_jobs_have_their_whole_share(pool: 
 
     async with AsyncExitStack() as stack:
         for _ in range(pool.settings.size - RESERVED):
-            await stack.enter_async_context(pool.for_job(1))
+            await stack.enter_async_context(lent(pool, 1))
         await asyncio.gather(*(call() for _ in range(20)))
         async with pool.for_caller(), pool.runtime() as runtime:
             await runtime.execute("SELECT 1")
@@ -316,7 +317,7 @@ async def test_one_caller_comes_through_while_jobs_have_their_whole_share(pool: 
 
 async def test_cancelled_calls_lose_no_connection(worker_dsn: str) -> None:
     async def call(database: Database, job: bool) -> None:
-        async with database.for_job(None) if job else database.for_caller() as conn:
+        async with lent(database, None) if job else database.for_caller() as conn:
             await conn.execute("SELECT pg_sleep(60)")
 
     async with opened(worker_dsn, PoolSettings()) as database:
@@ -337,7 +338,7 @@ async def test_cancelled_calls_lose_no_connection(worker_dsn: str) -> None:
 async def test_a_job_without_a_server_gets_no_connection_and_holds_no_place() -> None:
     async with opened(NOWHERE, PoolSettings(acquire_timeout=0.1)) as database:
         with pytest.raises(NoFreeConnection):
-            async with database.for_job(1):
+            async with lent(database, 1):
                 raise AssertionError("there is no server")
         assert database.free_for_jobs == database.settings.size - RESERVED
         with pytest.raises(psycopg.OperationalError) as refused:
@@ -350,7 +351,7 @@ async def test_severing_the_jobs_connections_ends_their_transactions_only(pool: 
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(pool.runtime(10))
         with pytest.raises(psycopg.OperationalError):
-            async with pool.for_job(1) as job:
+            async with lent(pool, 1) as job:
                 pool.sever_jobs()
                 await job.execute("SELECT 1")
         pool.sever_jobs()

@@ -15,7 +15,7 @@ from psycopg import AsyncConnection
 from psycopg.conninfo import make_conninfo
 
 from aioqueue import listen
-from aioqueue.database import connection_string
+from aioqueue.connector import connection_string
 from aioqueue.events import DatabaseLost, DatabaseRecovered, Event, ListenerConnected, Observers
 from aioqueue.listen import Kind, Listener, channel
 from aioqueue.store import Store

@@ -16,7 +16,7 @@ from uuid import UUID
 from psycopg import AsyncConnection, sql
 from psycopg.rows import TupleRow
 
-from aioqueue.database import connection_string
+from aioqueue.connector import connection_string
 from aioqueue.floor import LaneFloor
 from aioqueue.job import SUSPECT, Claimed, lane
 from aioqueue.sql import as_sql
