@@ -347,6 +347,36 @@ async def test_a_thread_that_keeps_it_gets_nothing_more_done(at: Bench, shop: Se
     assert await notes(shop) == [("b", "mine")]
 
 
+async def test_a_thread_in_the_middle_of_a_statement_at_the_end_sees_its_connection_shut(at: Bench, shop: Session) -> None:
+    """Its lock is another loop's: the job's end must neither wait for that for ever nor close what the thread still reads."""
+    said: list[BaseException] = []
+    threads: list[threading.Thread] = []
+
+    async def work(tx: JobTransaction) -> None:
+        conn = tx.connection
+
+        def in_thread() -> None:
+            try:
+                asyncio.run(sleep())
+            except psycopg.Error as error:
+                said.append(error)
+
+        async def sleep() -> None:
+            await conn.execute("SELECT pg_sleep(1000)")
+
+        await write(tx, "mine")
+        threads.append(threading.Thread(target=in_thread))
+        threads[0].start()
+        await until(shop, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep')")
+
+    at.tasks.task(name="work")(work)
+    outcome = await at.run("work", tenant="a")
+    assert isinstance(outcome, Failed) and "under way" in outcome.error.message
+    await asyncio.to_thread(threads[0].join)
+    assert isinstance(said[0], psycopg.OperationalError)
+    assert await notes(shop) == []
+
+
 async def test_nothing_runs_after_a_commit_in_sql(at: Bench, shop: Session) -> None:
     """The statement itself raises, and whatever user code does about it, no later one runs without the tenant."""
     raised: list[BaseException] = []
