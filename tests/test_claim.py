@@ -437,7 +437,7 @@ async def test_jobs_that_would_wait_for_a_connection_for_long_are_not_claimed(
 async def test_of_short_transactions_a_few_for_each_connection_are_claimed_at_once(
     make_app: MakeApp, seen: Seen, boss: Session
 ) -> None:
-    app = make_app(pool=PoolSettings(size=4))
+    app = make_app(pool=PoolSettings(size=4), limits=LimitSettings(transaction_wait=60))  # the first ones' on a busy machine
     under_way: list[int] = []
 
     @app.task(name="own")
