@@ -31,8 +31,7 @@ TABLES = """
 """Where the tables of the pages are; it is the database's search path."""
 
 SQL = {
-    "README.md": "CREATE TABLE orders (id int, customer text); CREATE TABLE invoices (tenant_id int);"
-    "ALTER TABLE invoices ENABLE ROW LEVEL SECURITY; ALTER TABLE invoices FORCE ROW LEVEL SECURITY;",
+    "README.md": "CREATE TABLE orders (id int, customer text); CREATE TABLE invoices (tenant_id int);",
     "tenants.md": "CREATE TABLE invoices (tenant_id int); CREATE TABLE tenants (id int); INSERT INTO tenants VALUES (42), (43);"
     "CREATE TABLE months (closed bool); INSERT INTO months VALUES (false);",
     "fastapi.md": "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer text);",
