@@ -40,6 +40,7 @@ class Heartbeat:
         queues: Sequence[str],
         concurrency: int,
         tasks: Sequence[dict[str, object]],
+        connections: Callable[[], int],
         running: Callable[[], int],
         problems: Callable[[], Sequence[str]],
         lost: Callable[[int, str], None],
@@ -54,6 +55,7 @@ class Heartbeat:
         self._queues = list(queues)
         self._concurrency = concurrency
         self._tasks = list(tasks)
+        self._connections = connections
         self._running = running
         self._problems = problems
         self._lost = lost
@@ -106,7 +108,7 @@ class Heartbeat:
                 concurrency=self._concurrency,
                 lease=self._settings.lease,
                 tasks=self._tasks,
-                connections=self._database.of_worker,
+                connections=self._connections(),
             )
         self.worker = worker
         self._dead = False

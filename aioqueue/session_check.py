@@ -36,6 +36,7 @@ async def check_engine(engine: AsyncEngine, database: Database, settings: Settin
         async with engine.connect() as theirs:
             where, pid, role, bypasses, missing = (await theirs.execute(_LOOK, {"schema": settings.schema})).one()
             driver: Any = (await theirs.get_raw_connection()).driver_connection
+            told = driver.get_server_pid() if hasattr(driver, "get_server_pid") else driver.info.backend_pid
     except (SQLAlchemyError, OSError) as error:
         raise psycopg.OperationalError(f"the engine of session=: {error}") from error
     if where != ours:
@@ -48,7 +49,7 @@ async def check_engine(engine: AsyncEngine, database: Database, settings: Settin
             f"session: the engine's role {role} has no worker's rights in schema {quote_schema(settings.schema)} "
             f"({', '.join(missing)}): as its owner, run python -m aioqueue migrate --grants {role}"
         )
-    if pid != (driver.get_server_pid() if hasattr(driver, "get_server_pid") else driver.info.backend_pid):
+    if pid != told:
         raise ConfigurationError(
             "session: the engine leads through a pooler in transaction mode, where what a job leaves on its session would be "
             "other clients': give the factory an engine that connects directly"

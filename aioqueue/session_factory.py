@@ -75,6 +75,14 @@ def engine_of(factory: SessionFactory | None) -> Any:
     return engine
 
 
+def connections_of(factory: SessionFactory, jobs: int) -> int:
+    """Return how many connections its engine's pool opens at most; of a pool without bounds, one for each job at once."""
+    pool = engine_of(factory).pool
+    size: int = pool.size() if hasattr(pool, "size") else 0
+    more: int = getattr(pool, "_max_overflow", 0)
+    return size + more if size > 0 and more >= 0 else jobs
+
+
 AUTOCOMMIT = (
     "session: the engine's isolation_level is AUTOCOMMIT, so that a job would have no transaction: give the factory an "
     "engine without it, such as engine.execution_options(isolation_level='READ COMMITTED')"

@@ -47,6 +47,7 @@ from .record import Recorder
 from .renew import Heartbeat
 from .report import Reporter
 from .run import Runner
+from .session_factory import connections_of
 from .settings import DEFAULT_QUEUE, Settings, WorkerSettings, parse_queues
 from .slots import Slots
 from .stop import LAST_WORD, Stop
@@ -124,6 +125,7 @@ class Worker:
         self._check_sessions: Callable[[], Awaitable[object]] | None = (
             None if sessions is None else lambda: sessions.opener.check(database, store, settings)
         )
+        factory = None if sessions is None else settings.session
         lanes = Lanes(queues)
         floors = Floors(lanes.all(), LOWEST_ID, suspects=lanes.suspects())
         slots = self._slots = Slots(worker.concurrency)
@@ -161,6 +163,7 @@ class Worker:
             queues=list(queues),
             concurrency=worker.concurrency,
             tasks=[task.definition.as_registered(settings.tenants) for task in tasks.values()],
+            connections=lambda: database.of_worker + (0 if factory is None else connections_of(factory, worker.concurrency)),
             running=lambda: len(runner.runs),
             problems=self.problems,
             lost=self._lease_lost,

@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session as SyncSession
 from sqlalchemy.orm import sessionmaker
+from sqlalchemy.pool import NullPool
 
 from aioqueue import (
     AioQueue,
@@ -179,6 +180,41 @@ async def test_a_worker_does_not_start_with_an_engine_that_cannot_do_it(
     with pytest.raises(ConfigurationError, match="bypasses row-level security"):
         await start(AioQueue(worker_dsn, schema=schema, session=async_sessionmaker(boss), tenants=strict))
     await boss.dispose()
+
+
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ({"pool_size": 3, "max_overflow": 4}, 7),
+        ({"pool_size": 3, "max_overflow": -1}, 20),
+        ({"pool_size": 0}, 20),
+        ({"poolclass": NullPool}, 20),
+    ],
+    ids=["bounded", "overflow without end", "size without end", "none"],
+)
+async def test_a_worker_says_what_its_engine_takes_of_the_servers_connections(
+    worker_dsn: str, shop: Session, options: dict[str, Any], more: int
+) -> None:
+    """A pool without bounds opens no more for jobs than run at once; an app whose tasks take no session opens none for them."""
+    url = sqlalchemy.make_url(worker_dsn).set(drivername="postgresql+psycopg")
+    engine = create_async_engine(url, **options)
+    factory = async_sessionmaker(engine)
+
+    async def said(app: AioQueue) -> int:
+        async with app, app.worker(concurrency=20) as worker:
+            found: int = await shop.value("SELECT connections FROM aioqueue.worker WHERE id = %s", worker.id)
+            return found
+
+    app = AioQueue(worker_dsn, schema=shop.store.schema, session=factory)
+    before = await said(app)
+
+    @app.task(name="takes")
+    async def takes(session: JobSession) -> None: ...
+
+    assert await said(app) == before + more
+    async with app, app.worker():
+        await (await takes.enqueue()).result(30)
+    await engine.dispose()
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
