@@ -31,6 +31,8 @@ from .trip import Trip
 
 logger = logging.getLogger("aioqueue")
 
+READ_ONLY = (b"in_hot_standby", b"default_transaction_read_only")
+"""What a server tells at once when it can only read."""
 SET_ROLE = b"SELECT pg_catalog.set_config('role', $1, true)"
 KEEP_ROLE = b"SELECT pg_catalog.set_config($1, pg_catalog.current_setting('role'), true)"
 
@@ -81,6 +83,9 @@ class OpenTransaction:
             await beginning.run(self._settings.pool.deadline)
         elif beginning.error is not None:
             raise beginning.error
+        if any(conn.pgconn.parameter_status(name) == b"on" for name in READ_ONLY) and not isinstance(conn, SharedConnection):
+            # A demoted primary, told before user code has begun: another connection finds the new one, and it costs no attempt.
+            raise psycopg.errors.ReadOnlySqlTransaction("the server of this connection can only read")
         settings = beginning.answers[-1 if self._identity.role is None else -2]
         self._role = (settings.get_value(0, 0) or b"none").decode()
         self._user = (conn.pgconn.parameter_status(b"session_authorization") or b"").decode() or None

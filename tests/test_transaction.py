@@ -25,6 +25,7 @@ from aioqueue.pooler import sever
 from aioqueue.settings import LeaseSettings
 from aioqueue.trip import Trip
 from tests.kit import Bench, bench, passed, session, until
+from tests.postgres import Database as ServerDatabase
 from tests.shop import add_probe, assert_clean, notes, write
 from tests.sql.engine import Session, changed
 
@@ -787,6 +788,26 @@ async def test_a_connection_that_died_in_the_pool_is_replaced_before_user_code(a
         await at.end()
         assert job.job_id not in at.outcomes
         assert (job.attempt, await at.state(job)) == (1, "succeeded")
+
+
+async def test_a_server_that_can_only_read_is_not_held_against_the_job(
+    at: Bench, shop: Session, database: ServerDatabase
+) -> None:
+    """A demoted primary: user code does not begin there, and the connection is not kept."""
+    found = add_probe(at)
+    await assert_clean(at, found)
+    name = sql.Identifier(database.name)
+    async with await psycopg.AsyncConnection.connect(database.dsn("superuser"), autocommit=True) as boss:
+        await boss.execute(sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name))
+        try:
+            for (pid,) in await shop.rows("SELECT pid FROM pg_stat_activity WHERE application_name = 'aioqueue'"):
+                await kill(shop, pid)
+            outcome = await at.run("probe", tenant="next")
+        finally:
+            await boss.execute(sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name))
+    assert isinstance(outcome, Released) and outcome.reason is Reason.NO_CONNECTION, outcome
+    assert "only read" in outcome.message
+    await assert_clean(at, found)
 
 
 async def test_a_server_process_that_dies_in_user_code_fails_the_attempt(at: Bench, shop: Session) -> None:
