@@ -24,9 +24,10 @@ import anyio
 from . import embedded, migrate
 from .control import Controlling
 from .database import Database
-from .dsn import find_dsn, find_listen_dsn, no_dsn
+from .dsn import checked, find_dsn, find_listen_dsn, no_dsn
 from .enqueue import as_seen_here
 from .errors import AppNotOpen, ConfigurationError, InvalidOption
+from .eventlog import EventLog
 from .events import Observer, Observers
 from .job import Job, JobStatus
 from .keep import outlast
@@ -69,7 +70,8 @@ class AioQueue(Controlling[Opened]):
     take a `JobSession`. `auto_migrate` brings the schema up to date when the app is opened;
     otherwise a schema that does not fit is a SchemaError. `observers` are shown every event, `middleware` runs around every task,
     `resources` makes an async context manager whose value is `ctx.resources` of every job: each worker enters it before its
-    first claim and leaves it after its last job. All settings have defaults; see aioqueue.settings.
+    first claim and leaves it after its last job. `log_events=False` leaves out the observer that logs what happens to
+    "aioqueue": failed attempts, dead and rescued jobs as warnings (docs/api.md). All settings have defaults; see aioqueue.settings.
     """
 
     worker_class: type[RunningWorker] = RunningWorker
@@ -93,6 +95,7 @@ class AioQueue(Controlling[Opened]):
         observers: Iterable[Observer] = (),
         middleware: Iterable[Middleware] = (),
         resources: Callable[[AioQueue], AbstractAsyncContextManager[Opened]] | None = None,
+        log_events: bool = True,
     ) -> None:
         super().__init__()
         self.settings = Settings(
@@ -105,11 +108,11 @@ class AioQueue(Controlling[Opened]):
             retention=RetentionSettings() if retention is None else check_kind("retention", retention, RetentionSettings),
             session=None if session is None else check_factory(session),
         )
-        self.observers = Observers(observers)
+        self.observers = Observers([EventLog(), *observers] if check_kind("log_events", log_events, bool) else observers)
         self.middleware = check_middleware(middleware)
         self._resources = resources
-        self._dsn = None if dsn is None else check_kind("dsn", dsn, str)
-        self._listen_dsn = None if listen_dsn is None else check_kind("listen_dsn", listen_dsn, str)
+        self._dsn = None if dsn is None else _checked(check_kind("dsn", dsn, str), "dsn")
+        self._listen_dsn = None if listen_dsn is None else _checked(check_kind("listen_dsn", listen_dsn, str), "listen_dsn")
         self._auto_migrate = auto_migrate
         self._data_dir = None if data_dir is None else Path(data_dir)
         self._store = Store(schema)
@@ -407,6 +410,11 @@ class AioQueue(Controlling[Opened]):
     def off_ready(self, callback: Callable[[], None]) -> None:
         """Stop calling back."""
         self.services("a worker").listener.unsubscribe("ready", callback)
+
+
+def _checked(dsn: str, option: str) -> str:
+    checked(dsn, option)  # a driver in it is left out when it is used
+    return dsn
 
 
 __all__ = ["AioQueue", "BoundTask", "RunningWorker"]

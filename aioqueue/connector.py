@@ -45,8 +45,8 @@ def connection_string(dsn: str, *, pooler: bool = False) -> str:
     """
     try:
         given = conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError as error:
-        raise ConfigurationError(f"the DSN is not one that PostgreSQL understands: {error}") from None
+    except psycopg.ProgrammingError:  # whose message shows the DSN
+        raise ConfigurationError("the DSN is not one that PostgreSQL understands: expected postgresql://user@host/db") from None
     if pooler:
         return make_conninfo("", **{**CLIENT, **given, "client_encoding": "UTF8"})
     options = [f"-c {name}={value}" for name, value in {**SESSION, **KEEPALIVES}.items()]

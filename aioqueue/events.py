@@ -131,10 +131,11 @@ class JobsPromoted(Event):
 
 @dataclass(frozen=True, slots=True)
 class JobsRescued(Event):
-    """Jobs of a dead worker were made ready, or dead after their last attempt."""
+    """Jobs of a dead worker (0: of one without a row) were made ready, or dead after their last attempt; `job_ids` are theirs."""
 
     worker: int
     count: int
+    job_ids: tuple[UUID, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

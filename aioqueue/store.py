@@ -423,14 +423,14 @@ class Store(LimitStore):
 
     async def rescue(
         self, conn: AsyncConnection[Any], *, worker: int, limit: int, held: str = "{}", parked: str = "{}"
-    ) -> tuple[int, int] | None:
-        """Take up to `limit` jobs of one dead worker: (that worker, jobs moved), or None when nobody is dead.
+    ) -> tuple[int, int, tuple[UUID, ...]] | None:
+        """Take up to `limit` jobs of one dead worker: (that worker, jobs moved, their ids), or None when nobody is dead.
 
         `held`, `parked`: KeyFloors.
         """
         cursor = await self.execute(conn, "rescue", (worker, limit, held, parked))
         row = await cursor.fetchone()
-        return None if row is None else (row[0], row[1])
+        return None if row is None else (row[0], row[1], tuple(row[2]))
 
     async def rescue_orphans(self, conn: AsyncConnection[Any], *, limit: int, held: str = "{}", parked: str = "{}") -> int:
         """Take running jobs whose worker has no row; scans all of live."""

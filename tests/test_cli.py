@@ -24,12 +24,13 @@ from psycopg.sql import SQL, Identifier
 from aioqueue import AioQueue, embedded, events
 from aioqueue.cli import job as job_module
 from aioqueue.cli import output
-from aioqueue.cli.eventlog import EventLog, describe
 from aioqueue.cli.failure import Misuse
 from aioqueue.cli.loading import load_app
 from aioqueue.cli.main import cli
-from aioqueue.cli.output import age, print_table, shorten
+from aioqueue.cli.output import print_table, shorten
+from aioqueue.eventlog import EventLog, describe
 from aioqueue.events import Event, JobAbandoned, JobClaimed, JobRecorded, OfJob, WorkerStopped
+from aioqueue.lines import age
 from aioqueue.migrate import code_version, grants, script
 from aioqueue.sql import quote_schema
 from tests.kit import session
@@ -602,7 +603,7 @@ def test_levels_of_outcomes() -> None:
         state: describe(JobRecorded(UUID(int=1), "t", None, 1, "q", 7, state, 0.1, None))[0]
         for state in ("succeeded", "ready", "scheduled", "cancelled", "dead")
     }
-    assert levels == {"succeeded": 10, "ready": 20, "scheduled": 20, "cancelled": 20, "dead": 30}
+    assert levels == {"succeeded": 10, "ready": 30, "scheduled": 30, "cancelled": 20, "dead": 30}
     assert describe(JobClaimed(UUID(int=1), "t", "a", 1, "q", 7)) == (10, f"claimed t {UUID(int=1)} (attempt 1, tenant a)")
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from aioqueue.cli.logs import JsonLines, set_up_logs
 from aioqueue.eventlog import EventLog
-from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, WorkerStarted
+from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, JobsRescued, WorkerStarted
 
 JOB = UUID(int=1)
 
@@ -150,6 +150,18 @@ def test_of_jobs_that_go_well_nothing_is_made_unless_it_is_logged(caplog: pytest
         log(JobClaimed(JOB, "t", "a", 1, "mail", 7))
         log(JobRecorded(JOB, "t", "a", 1, "mail", 7, "succeeded", 0.5))
     assert caplog.records == []
+
+
+def test_each_job_of_a_dead_worker_has_a_line_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
+    log = EventLog(logging.getLogger("test of events"))
+    ids = tuple(UUID(int=n) for n in range(25))
+    log(JobsRescued(7, 25, ids))
+    first, *each = caplog.records
+    assert first.getMessage() == "took over 25 jobs of dead worker 7, of which 20 are named here"
+    assert [line_of(one)["job_id"] for one in each] == [str(job_id) for job_id in ids[:20]]
+    assert {one.levelname for one in caplog.records} == {"WARNING"}
+    log(JobsRescued(7, 1, ids[:1]))
+    assert caplog.messages[-2:] == ["took over 1 job of dead worker 7", f"took over job {ids[0]} of dead worker 7"]
 
 
 @pytest.fixture

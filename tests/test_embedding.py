@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from aioqueue import AioQueue, ResourcesFailed
+from aioqueue import AioQueue, JobFailed, ResourcesFailed
 from tests.kit import MakeApp, until
 from tests.sql.engine import Session
 
@@ -62,3 +62,24 @@ async def test_one_that_ends_by_itself_leaves_the_application_running_and_says_s
                 await until(boss, "SELECT NOT EXISTS (SELECT FROM aioqueue.worker)")
         async with make_app().worker():
             assert job is not None and await job.result(30) == 2
+
+
+async def test_a_job_that_fails_in_an_embedded_worker_is_a_line_in_the_log(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    for log_events in (True, False):
+        caplog.clear()
+        app = make_app(log_events=log_events)
+
+        @app.task(name="break_down")
+        async def break_down() -> None:
+            raise ValueError("broken")
+
+        async with app, app.worker():
+            job = await break_down.options(tenant="42", max_attempts=1).enqueue()
+            with pytest.raises(JobFailed):
+                await job.result(30)
+        warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        said = [line for line in warnings if "break_down" in line]
+        line = f"dead break_down {job.id} (attempt 1 of 1, tenant 42): ValueError: broken"
+        assert said == ([line] if log_events else [])

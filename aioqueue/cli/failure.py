@@ -25,6 +25,7 @@ from aioqueue.errors import (
     UnknownTask,
     UnsafeDatabase,
 )
+from aioqueue.lines import one_line
 
 FAILED = 1
 USAGE = 2
@@ -33,8 +34,6 @@ UNHEALTHY = 3
 WRONGLY_CALLED = (ConfigurationError, InvalidOption, InvalidPayload, TaskDefinitionError, TenantRequired, UnknownTask)
 POLICY_CHECKS = ("check_enable_rls", "ExecWithCheckOptions")
 """PostgreSQL's functions that refuse a statement because of a policy; unlike their messages, they are never translated."""
-LINE = 500
-"""Characters of an error's line at most."""
 
 
 @dataclass
@@ -69,12 +68,6 @@ class Unhealthy(Failure):
     """The schema is missing, or does not fit."""
 
     exit_code = UNHEALTHY
-
-
-def one_line(text: str, limit: int = LINE) -> str:
-    """Return the text without line breaks, shortened."""
-    joined = " ".join(text.split())
-    return joined if len(joined) <= limit else f"{joined[: limit - 1]}…"
 
 
 def explain(error: BaseException) -> Failure:

@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from aioqueue.doctor.queues import CAP
+from aioqueue.lines import age
 
 from .failure import UNHEALTHY, Common
 from .options import as_json, common_options, option, reading
-from .output import age, print_json
+from .output import print_json
 
 
 @click.command

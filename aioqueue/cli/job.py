@@ -19,9 +19,10 @@ from psycopg import AsyncConnection
 from aioqueue.app import AioQueue
 from aioqueue.errors import JobNotFound, RetryRefused
 from aioqueue.job import JobState
+from aioqueue.lines import one_line
 from aioqueue.store import Store
 
-from .failure import FAILED, Common, Failure, Misuse, one_line
+from .failure import FAILED, Common, Failure, Misuse
 from .options import as_json, common_options, connected, option, reading
 from .output import moment, print_json, print_table, shorten, wrap
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from types import ModuleType
 
 from aioqueue.app import AioQueue
+from aioqueue.lines import one_line
 
-from .failure import Failure, Misuse, one_line
+from .failure import Failure, Misuse
 
 
 def load_app(spec: str) -> AioQueue:

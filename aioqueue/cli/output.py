@@ -1,4 +1,4 @@
-"""Prints tables, ages and JSON. With rich (the extra `cli`) and a terminal, tables are rich's; otherwise aligned text."""
+"""Prints tables, times and JSON. With rich (the extra `cli`) and a terminal, tables are rich's; otherwise aligned text."""
 
 from __future__ import annotations
 
@@ -62,16 +62,6 @@ def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Se
         table.add_row(*row)
     width = sum(width + 2 for width in widths)
     importlib.import_module("rich.console").Console(markup=False, highlight=False, width=width).print(table)
-
-
-def age(seconds: float | None) -> str:
-    """Return a duration in its largest unit, as '40 s', '3 min', '5 h', '2 d'; '-' for none."""
-    if seconds is None:
-        return "-"
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
 
 
 def moment(at: datetime | None) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from aioqueue.doctor.queues import CAP, judge
+from aioqueue.lines import age
 
 from .failure import UNHEALTHY, Common
 from .options import as_json, common_options, option, reading
-from .output import age, moment, print_json, print_table
+from .output import moment, print_json, print_table
 
 TOP_TENANTS = 10
 SHOWN_HANDED_BACK = 20

@@ -24,7 +24,6 @@ from aioqueue.app import AioQueue
 from aioqueue.health import HealthServer
 from aioqueue.patience import once_reached
 
-from .eventlog import EventLog
 from .failure import FAILED, Common, Misuse, explain
 from .logs import Format, last_word, log_format, set_up_logs
 from .options import address, common_options, given_dsn, make_app, option
@@ -106,7 +105,6 @@ def worker(
         # After the import of the app: logging that it has set up itself stays as it is.
         set_up_logs(level, log_format)
         logging.getLogger("aioqueue").setLevel(level)
-        app.observers.add(EventLog(logger))
         names = tuple(name for text in queue for name in text.split(",") if name)
         wanted = Wanted(
             queues=names or None, concurrency=concurrency, drain=drain or None, grace=grace, migrate=migrate,

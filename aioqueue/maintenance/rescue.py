@@ -35,10 +35,10 @@ class Rescuer:
                 found = await self._store.rescue(conn, worker=worker, limit=BATCH, **self._key_floors())
             if found is None:
                 return moved
-            dead, count = found
+            dead, count, job_ids = found
             moved += count
             if count:
-                self._observers.emit(JobsRescued(dead, count))
+                self._observers.emit(JobsRescued(dead, count, job_ids))
             elif dead in seen:
                 # Its rows are locked by somebody, or it was looked at before: the next second sees to it.
                 return moved

@@ -179,7 +179,8 @@ class Session:
         await self.store.confirm(self.conn, job, expected=self._expected(job))
 
     async def rescue(self, worker: int = 0, limit: int = 100) -> tuple[int, int] | None:
-        return await self.store.rescue(self.conn, worker=worker, limit=limit)
+        found = await self.store.rescue(self.conn, worker=worker, limit=limit)
+        return None if found is None else found[:2]
 
     async def cancel(self, job_id: UUID, tenant: str | None = None) -> str | None:
         return await self.store.cancel_job(self.conn, job_id, tenant=tenant)

@@ -17,6 +17,15 @@ async def test_the_living_are_left_alone(one: Session) -> None:
     assert await one.rescue() is None
 
 
+async def test_it_says_which_jobs_it_has_moved(boss: Session, one: Session) -> None:
+    await one.enqueue(3)
+    worker = await one.register()
+    jobs = [job.job_id for job in await one.claim(worker, 2)]
+    await boss.end_lease(worker)
+    found = await one.store.rescue(one.conn, worker=0, limit=100)
+    assert found is not None and found[:2] == (worker, 2) and sorted(found[2]) == sorted(jobs)
+
+
 async def test_the_first_loss_is_ready_at_once_at_a_new_position(boss: Session, one: Session) -> None:
     job_id = await one.enqueue_one(tenant="T")
     worker, other = await one.register(), await one.register()

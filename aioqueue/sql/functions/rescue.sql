@@ -4,11 +4,11 @@
 -- of it; the row goes in that pass. The first loss of a job is ready at once; from the second on with back-off.
 -- The limited keys that they held are free, and as many parked jobs are made ready, last (unpark_freed); p_held, p_parked: as unpark's.
 -- Which of the dead is left to chance, so that one whose last row stays locked holds up no other.
--- Safe to run in parallel. Returns the worker looked at and the number of jobs moved; no row: nobody is dead.
+-- Safe to run in parallel. Returns the worker looked at, the number of jobs moved and their ids; no row: nobody is dead.
 -- The one statement that scans live by worker, and only when one is dead.
 CREATE OR REPLACE FUNCTION aioqueue.rescue(
     p_worker bigint, p_limit integer, p_held jsonb DEFAULT '{}', p_parked jsonb DEFAULT '{}'
-) RETURNS TABLE (worker bigint, moved integer)
+) RETURNS TABLE (worker bigint, moved integer, job_ids uuid[])
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET jit = off AS $$
 #variable_conflict use_column
 DECLARE
@@ -23,11 +23,12 @@ BEGIN
     IF NOT was_dead THEN
         UPDATE aioqueue.worker k SET dead = true WHERE k.id = w;
     END IF;
-    worker := w; moved := 0;
+    worker := w; moved := 0; job_ids := '{}';
     FOR r IN SELECT l.* FROM aioqueue.live l WHERE l.worker = w LIMIT p_limit FOR UPDATE SKIP LOCKED LOOP
         freed := freed || ARRAY(SELECT h.key FROM aioqueue.held h WHERE h.job_id = r.job_id);
         PERFORM aioqueue.rescue_job(r);
         moved := moved + 1;
+        job_ids := job_ids || r.job_id;
     END LOOP;
     IF moved = 0 AND NOT EXISTS (SELECT FROM aioqueue.live l WHERE l.worker = w) THEN
         DELETE FROM aioqueue.cancel c WHERE c.worker = w;

@@ -1,7 +1,8 @@
-"""Writes every event as one readable line; the standalone worker's logging is this observer of events and nothing else.
+"""Writes every event as one readable line: an observer that every app has unless it is told not to (`log_events=False`).
 
-Level DEBUG for what goes well, INFO for changes of state and attempts that will be repeated, WARNING for dead and lost jobs.
-Jobs that are handed back for want of a connection may be many a second: these are counted, and told every few seconds.
+Level DEBUG for what goes well, INFO for changes of a worker's state and for what is no failure, WARNING for attempts that failed
+and for dead, lost and rescued jobs. Sets up no logging: where nobody has, Python itself prints warnings. Jobs that are handed
+back for want of a connection may be many a second: these are counted, and told every few seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from aioqueue.events import (
+from .events import (
     DatabaseLost,
     DatabaseRecovered,
     Event,
@@ -30,31 +31,32 @@ from aioqueue.events import (
     WorkerStarted,
     WorkerStopped,
     WorkerStopping,
+    logger,
 )
-from aioqueue.outcome import Reason
+from .lines import age, counted, one_line
+from .outcome import Reason
 
-from .failure import one_line
-from .output import age
-
-LINE = 500
+SHOWN = 20
+"""Jobs that are named one by one of those that one look has taken over from a dead worker."""
 TOLD_EVERY = 5.0
 """Seconds between two lines about jobs that got no connection."""
 GAVE_UP = (
-    "this worker claims nothing more: what ignores its end cannot be stopped from outside. It lets its other jobs end and exits "
-    "with 1, for its supervisor to start it again"
+    "this worker claims nothing more: what ignores its end cannot be stopped from outside. It lets its other jobs end; the "
+    "command then exits with 1, for its supervisor to start it again, and an application is to be started anew"
 )
 
 
 class EventLog:
     """An observer that logs; each record has the event as its attribute `event`."""
 
-    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, logger: logging.Logger = logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
         self._clock = clock
         self._waiting = 0
         """Jobs without a connection that were not told of yet."""
         self._told: float | None = None
-        self._gave_up = False
+        self._gave_up: int | None = None
+        """The worker that was said to claim nothing more."""
 
     def __call__(self, event: Event) -> None:
         """Log one event."""
@@ -63,21 +65,26 @@ class EventLog:
         elif self._logger.isEnabledFor(logging.DEBUG) or not _is_quiet(event):  # of most jobs there is nothing to write
             self._log(*describe(event), event)
         self._tell_waiting(at_once=isinstance(event, WorkerStopped))
-        if isinstance(event, JobAbandoned) and not self._gave_up:
-            self._gave_up = True
+        if isinstance(event, JobAbandoned) and self._gave_up != event.worker:
+            self._gave_up = event.worker
             self._log(logging.WARNING, GAVE_UP, event)
+        elif isinstance(event, JobsRescued):
+            for job_id in event.job_ids[:SHOWN]:
+                self._log(logging.WARNING, f"took over job {job_id} of dead worker {event.worker}", None, job_id=str(job_id))
 
     def _tell_waiting(self, *, at_once: bool) -> None:
         now = self._clock()
         if self._waiting and (at_once or self._told is None or now - self._told >= TOLD_EVERY):
-            jobs = "1 job" if self._waiting == 1 else f"{self._waiting} jobs"
-            text = f"handed back {jobs}: no connection was free for a transaction; raise PoolSettings(size=), or lower -c"
+            text = (
+                f"handed back {counted(self._waiting, 'job')}: no connection was free for a transaction; "
+                "raise PoolSettings(size=), or lower the concurrency"
+            )
             self._log(logging.INFO, text, None)
             self._waiting, self._told = 0, now
 
-    def _log(self, level: int, text: str, event: Event | None) -> None:
+    def _log(self, level: int, text: str, event: Event | None, **facts: str) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, "%s", one_line(text, LINE), extra={"event": event})
+            self._logger.log(level, "%s", one_line(text), extra={"event": event, **facts})
 
 
 def _is_quiet(event: Event) -> bool:
@@ -108,7 +115,7 @@ def _recorded(event: JobRecorded) -> tuple[int, str]:
     if event.state in ("ready", "scheduled"):
         again = f", again in {_wait(event.delay)}" if event.delay else ", again at once"
     why = "" if what == "snoozed" else f": {event.error or 'no reason given'}"
-    level = logging.WARNING if event.state == "dead" else logging.INFO
+    level = logging.WARNING if what in ("dead", "failed") else logging.INFO
     return level, f"{what} {event.task} {event.job_id} ({counted}{tenant}){again}{why}"
 
 
@@ -138,23 +145,26 @@ def describe(event: Event) -> tuple[int, str]:
         case LeaseLost():
             return logging.WARNING, f"worker {event.worker} lost its lease: {event.reason}"
         case JobsRescued():
-            return logging.WARNING, f"took over {event.count} jobs of dead worker {event.worker}"
+            more = f", of which {SHOWN} are named here" if len(event.job_ids) > SHOWN else ""
+            return logging.WARNING, f"took over {counted(event.count, 'job')} of dead worker {event.worker}{more}"
         case JobsPromoted():
-            return logging.DEBUG, f"{event.count} scheduled jobs fell due"
+            return logging.DEBUG, f"{counted(event.count, 'scheduled job')} fell due"
         case JobsPruned():
-            return logging.INFO, f"deleted {event.count} jobs that ended longer ago than they are kept"
+            return logging.INFO, f"deleted {counted(event.count, 'job')} that ended longer ago than jobs are kept"
         case DatabaseLost():
             return logging.WARNING, f"the {event.loop} cannot reach the database: {event.error}"
         case DatabaseRecovered():
             return logging.INFO, f"the {event.loop} reaches the database again, after {event.seconds:.1f} s"
         case RisksFound():
-            return logging.DEBUG, f"starting with {len(event.findings)} findings"
+            return logging.DEBUG, f"starting with {counted(len(event.findings), 'finding')}"
         case PoolerFound():
             return logging.DEBUG, "a pooler stands between"  # services.py has said what that means
         case ListenerConnected():
             return logging.DEBUG, "listening for wake-ups"
         case WorkerStarted():
-            return logging.INFO, (f"worker {event.worker} serves {', '.join(event.queues)} with {event.concurrency} jobs at once")
+            return logging.INFO, (
+                f"worker {event.worker} serves {', '.join(event.queues)} with {counted(event.concurrency, 'job')} at once"
+            )
         case WorkerStopping():
             return logging.INFO, f"stopping: {event.running} running, with {event.grace:g} s to end"
         case WorkerStopped():
