@@ -252,7 +252,9 @@ async def test_a_job_whose_beginning_is_refused_fails_alone(at: Bench, shop: Ses
 
 @pytest.fixture
 async def conn(worker_dsn: str) -> Any:
-    made = await PoolConnection.connect(worker_dsn, autocommit=True, prepare_threshold=1)
+    # What a test leaves under way ends by itself: it would hold the horizon of the tests to come.
+    options = "-c statement_timeout=5s"
+    made = await PoolConnection.connect(worker_dsn, autocommit=True, prepare_threshold=1, options=options)
     yield made
     await made.close()
 
