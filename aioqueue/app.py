@@ -70,8 +70,8 @@ class AioQueue(Controlling[Opened]):
     take a `JobSession`. `auto_migrate` brings the schema up to date when the app is opened;
     otherwise a schema that does not fit is a SchemaError. `observers` are shown every event, `middleware` runs around every task,
     `resources` makes an async context manager whose value is `ctx.resources` of every job: each worker enters it before its
-    first claim and leaves it after its last job. `log_events=False` leaves out the observer that logs what happens to
-    "aioqueue": failed attempts, dead and rescued jobs as warnings (docs/api.md). All settings have defaults; see aioqueue.settings.
+    first claim and leaves it after its last job. `log_events=False` leaves out the observer that logs what happens
+    to "aioqueue", such as failed attempts as warnings (docs/api.md). All settings have defaults; see aioqueue.settings.
     """
 
     worker_class: type[RunningWorker] = RunningWorker

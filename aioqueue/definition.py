@@ -198,8 +198,8 @@ def _read_holds(parameters: list[inspect.Parameter], *, is_async: bool, task: st
                 )
         if (number or holds is Holds.NOTHING) and _mentions_context(annotation):
             raise TaskDefinitionError(
-                f"task {task!r}: parameter {parameter.name!r} is {_shown(annotation)}; JobContext or "
-                "JobTransaction is the first parameter, positional, and exactly that"
+                f"task {task!r}: parameter {parameter.name!r} is {_shown(annotation)}; JobContext, "
+                "JobTransaction or JobSession is the first parameter, positional, and exactly that"
             )
     if holds in (Holds.TRANSACTION, Holds.SESSION) and not is_async:
         raise TaskDefinitionError(f"task {task!r}: a def task runs in a thread and cannot use the transaction; make it async def")

@@ -76,10 +76,8 @@ class AppNotOpen(AioQueueError):
 
     def __init__(self, action: str) -> None:
         self.action = action
-        super().__init__(
-            f"{action} needs an open app: write 'async with app:' around it, use lifespan=app.lifespan, "
-            "or pass your own connection with .options(on=connection)"
-        )
+        enqueues = ", or pass your own connection with .options(on=connection)" if action.startswith("enqueue") else ""
+        super().__init__(f"{action} needs an open app: write 'async with app:' around it, or use lifespan=app.lifespan{enqueues}")
 
 
 class EnqueueError(AioQueueError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from .context import JobContext, JobTransaction
@@ -26,16 +27,23 @@ Middleware: TypeAlias = Callable[[JobContext[Any] | JobTransaction[Any], CallNex
 def check_middleware(middleware: Iterable[Middleware]) -> tuple[Middleware, ...]:
     """Return them, or raise ConfigurationError for what is no async function of two arguments."""
     if callable(middleware):
-        raise ConfigurationError(f"middleware: expected a list of async functions, got {middleware!r}")
+        raise ConfigurationError(f"middleware: expected a list of async functions, got {_name(middleware)}")
     checked = tuple(middleware)
     for one in checked:
         if not inspect.iscoroutinefunction(one) and not inspect.iscoroutinefunction(getattr(type(one), "__call__", None)):  # noqa: B004 - an object with an async __call__
-            raise ConfigurationError(f"middleware: expected 'async def middleware(ctx, call_next)', got {one!r}")
+            raise ConfigurationError(f"middleware: expected 'async def middleware(ctx, call_next)', got {_name(one)}")
         try:
             inspect.signature(one).bind(None, None)
         except TypeError:
-            raise ConfigurationError(f"middleware: {one!r} must take two arguments: (ctx, call_next)") from None
+            raise ConfigurationError(f"middleware: {_name(one)} must take two arguments: (ctx, call_next)") from None
     return checked
+
+
+def _name(given: object) -> str:
+    name = getattr(given, "__qualname__", None)
+    code = getattr(given, "__code__", None)
+    where = "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
+    return repr(given) if name is None else f"{name.replace('<locals>.', '')}{where}"
 
 
 def wrap(middleware: Sequence[Middleware], ctx: Any, call: CallNext) -> CallNext:

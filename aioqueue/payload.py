@@ -13,9 +13,9 @@ import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NotRequired, Required, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, RootModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
 from .errors import InvalidPayload, InvalidResult, TaskDefinitionError
@@ -188,7 +188,7 @@ def read_signature(fn: Callable[..., Any], *, task: str) -> tuple[list[inspect.P
 class PayloadCodec:
     """A task's arguments as JSON: a single model is the payload itself, otherwise each argument is a key."""
 
-    __slots__ = ("_codec", "_default", "_model", "_names", "_positional", "_task")
+    __slots__ = ("_codec", "_default", "_model", "_names", "_positional", "_task", "_wrapped")
 
     def __init__(self, parameters: list[inspect.Parameter], *, task: str) -> None:
         for parameter in parameters:
@@ -200,6 +200,8 @@ class PayloadCodec:
         self._names = tuple(parameter.name for parameter in parameters)
         self._positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
         self._model: str | None = None
+        self._wrapped = False
+        """Whether a model could be given under the name of its parameter by mistake, as those of other tasks are."""
         self._default: object = inspect.Parameter.empty
         if len(parameters) == 1 and _is_model(parameters[0].annotation):
             self._model = parameters[0].name
@@ -209,6 +211,7 @@ class PayloadCodec:
             shape = _typed_dict(parameters)
         try:
             self._codec = _Codec(shape)
+            self._wrapped = self._model is not None and _may_be_wrapped(self._model, parameters[0].annotation)
         except Exception as error:
             raise TaskDefinitionError(f"task {task!r}: {_blame(parameters, error)}") from error
 
@@ -247,6 +250,8 @@ class PayloadCodec:
         None: something may be, and each is to be looked at by itself.
         """
         try:
+            for value in values:
+                self._check_unwrapped(value)
             valid = self._codec.all.validate([dict(value) if isinstance(value, Mapping) else value for value in values])
             together = self._codec.all.write(valid)
             if self._codec.must_reread:
@@ -261,13 +266,17 @@ class PayloadCodec:
     def load(self, raw: str | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Read a stored payload as arguments for a call. Raises InvalidPayload."""
         try:
+            if self._wrapped and f'"{self._model}"' in (raw if isinstance(raw, str) else raw.decode()):
+                self._check_unwrapped(from_json(raw))
             value = self._codec.read(raw)
+        except InvalidPayload:
+            raise
         except Exception as error:
-            reason = _explain(error, self._names if self._model is None else None)
-            raise InvalidPayload(self._task, reason) from error
+            raise self._refused(error) from _shown(error)
         return (), value if self._model is None else {self._model: value}
 
     def _dump(self, value: object, limit: int) -> str:
+        self._check_unwrapped(value)
         try:
             value = self._codec.validate(value)
             raw = self._codec.write(value)
@@ -275,11 +284,35 @@ class PayloadCodec:
             if refusal is None and self._codec.must_reread:
                 self._codec.read(raw)
         except Exception as error:
-            reason = _explain(error, self._names if self._model is None else None)
-            raise InvalidPayload(self._task, reason) from error
+            raise self._refused(error) from _shown(error)
         if refusal is not None:
             raise InvalidPayload(self._task, refusal)
         return raw.decode()
+
+    def _refused(self, error: Exception) -> InvalidPayload:
+        return InvalidPayload(self._task, _explain(error, self._names if self._model is None else None))
+
+    def _check_unwrapped(self, value: object) -> None:
+        """Raise InvalidPayload for a model under the name of its parameter, which one with defaults would take for nothing."""
+        if (
+            isinstance(value, Mapping)
+            and self._wrapped
+            and set(value) == {self._model}
+            and isinstance(value[self._model], Mapping)
+        ):
+            raise InvalidPayload(self._task, f"this task takes the model itself: leave out {self._model!r} around it")
+
+
+def _may_be_wrapped(name: str, model: type[BaseModel]) -> bool:
+    """Whether the name of its parameter means nothing to a model."""
+    known = [one for field, of in model.model_fields.items() for one in (field, of.alias, of.validation_alias)]
+    free = any(isinstance(one, AliasPath | AliasChoices) for one in known)  # these may name anything
+    return not (free or name in known or model.model_config.get("extra") == "allow" or issubclass(model, RootModel))
+
+
+def _shown(error: Exception) -> Exception | None:
+    """Return what the traceback is to show above the refusal: of pydantic's own, whose `__context__` stays, nothing."""
+    return None if isinstance(error, ValidationError) else error
 
 
 def _is_model(annotation: object) -> bool:

@@ -209,8 +209,10 @@ class ResultReader:
                 continue
             started = time.monotonic()
             try:
-                await self._read([key for key in keys if key not in watched], self._store.read_outcomes)
-                await self._read([key for key in keys if key in watched], self._store.follow)
+                # Those whose time is up are told how the job stands.
+                followed = watched | {waiter.key for waiter in self._waiters(keys) if waiter.last}
+                await self._read([key for key in keys if key not in followed], self._store.read_outcomes)
+                await self._read([key for key in keys if key in followed], self._store.follow)
             except (psycopg.Error, OSError) as error:
                 if self._error is None:
                     logger.warning("results cannot be read for now: %s: %s", type(error).__name__, error)
@@ -302,7 +304,7 @@ class ResultReader:
             elif row is None and long_unknown:
                 self._fail(waiter, JobNotFound(job_id))
             elif waiter in last:
-                state = None if row is None else "under way"
+                state = None if row is None else str(row.stage or "under way")
                 self._fail(waiter, ResultTimeout(job_id, waiter.seconds or 0.0, state))
             elif row is not None:
                 waiter.unknown_since = None

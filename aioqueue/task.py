@@ -117,7 +117,7 @@ class BoundTask(Generic[P, R]):
             try:
                 dumped.append(self._dump(payload))
             except InvalidPayload as error:
-                raise InvalidPayload(error.task, f"number {number} (from 0): {error.reason}") from error
+                raise InvalidPayload(error.task, f"number {number} (from 0): {error.reason}") from None
         return dumped
 
     def _dumped_together(self, payloads: Sequence[Payload]) -> list[str] | None:

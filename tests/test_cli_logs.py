@@ -136,11 +136,11 @@ def test_an_event_is_its_fields(caplog: pytest.LogCaptureFixture) -> None:
         log(WorkerStarted(7, ("a", "b"), 10))
         log(DatabaseLost("claimer", "gone"))
     claimed, dead, started, lost = [line_of(one) for one in caplog.records]
-    facts = {"job_id": str(JOB), "task": "t", "attempt": 1, "queue": "mail", "worker": 7}
+    facts = {"job_id": str(JOB), "task": "t", "attempt": 1, "queue": "mail", "worker": "7"}
     assert {name: claimed[name] for name in facts} == facts and claimed["event"] == "JobClaimed" and claimed["tenant"] == "a"
     assert {name: dead[name] for name in facts} == facts and "tenant" not in dead
     assert (dead["state"], dead["seconds"], dead["error"], dead["reason"]) == ("dead", 0.5, "E: bad\\x00", "error")
-    assert (started["worker"], started["queues"], started["event"]) == (7, ["a", "b"], "WorkerStarted")
+    assert (started["worker"], started["queues"], started["event"]) == ("7", ["a", "b"], "WorkerStarted")
     assert (lost["loop"], lost["error"], lost["level"]) == ("claimer", "gone", "WARNING")
 
 

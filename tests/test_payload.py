@@ -2,6 +2,7 @@
 
 import json
 import math
+import traceback
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -608,3 +609,40 @@ def test_many_of_which_one_may_be_wrong_are_left_to_a_look_at_each() -> None:
     for bad in (math.nan, "\x00", "x" * 1_000, "\ud800"):
         assert free.dump_values([{"a": 1}, {"a": bad}], limit=1_000) is None
     assert free.dump_values([], limit=1_000) == []
+
+
+class Bag(BaseModel):
+    size: int = 0
+
+
+def test_a_model_under_the_name_of_its_parameter_is_refused_with_the_form_that_is_taken() -> None:
+    def pack(bag: Bag) -> None: ...
+
+    codec = PayloadCodec.of(pack, skip_first=False, task="pack")
+    hint = "this task takes the model itself: leave out 'bag' around it"
+    with pytest.raises(InvalidPayload, match=hint):
+        codec.dump_value({"bag": {"size": 1}}, limit=1000)
+    with pytest.raises(InvalidPayload, match=hint):
+        codec.load('{"bag": {"size": 1}}')
+    assert codec.dump_values([{"bag": {}}, {"size": 1}], limit=1000) is None, "each is looked at by itself"
+    assert codec.load('{"size": 7}')[1]["bag"].size == 7
+    assert codec.load('{"bag": 1}')[1]["bag"].size == 0, "an extra key that is no model is pydantic's affair"
+
+
+def test_a_model_that_has_such_a_field_takes_it() -> None:
+    class Inner(BaseModel):
+        bag: dict[str, int]
+
+    def pack(bag: Inner) -> None: ...
+
+    codec = PayloadCodec.of(pack, skip_first=False, task="pack")
+    assert codec.load(codec.dump_value({"bag": {"size": 1}}, limit=1000))[1]["bag"].bag == {"size": 1}
+
+
+def test_a_refusal_shows_no_values_above_it() -> None:
+    def pack(size: int) -> None: ...
+
+    value = "s3" + "cret"
+    with pytest.raises(InvalidPayload) as caught:
+        PayloadCodec.of(pack, skip_first=False, task="pack").dump((value,), {}, limit=1000)
+    assert value not in "".join(traceback.format_exception(caught.value))

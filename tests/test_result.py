@@ -132,7 +132,7 @@ async def test_a_result_that_is_there_at_the_deadline_is_no_timeout(start: Start
 async def test_a_job_under_way_at_the_deadline_is_a_timeout_and_goes_on(start: Start, other: Session) -> None:
     process = await start()
     job_id = await other.enqueue_one()
-    with pytest.raises(ResultTimeout, match=r"within 0.05 s \(state: under way\)") as late:
+    with pytest.raises(ResultTimeout, match=r"within 0.05 s \(state: ready\)") as late:
         await process.reader.wait(process.job(job_id), 0.05)
     assert isinstance(late.value, TimeoutError)
     assert await other.state(job_id) == "ready"

@@ -105,7 +105,8 @@ def _line(record: logging.LogRecord) -> dict[str, Any]:
     given = {str(name): value for name, value in record.__dict__.items() if name not in _OF_EVERY_RECORD and name not in facts}
     for name, value in (facts | given).items():
         if value is not None:
-            line[name if name not in line else f"{name}_"] = _plain(value)
+            # 63 bits, of which many readers of JSON lose the last digits.
+            line[name if name not in line else f"{name}_"] = str(value) if name == "worker" else _plain(value)
     if record.exc_info and record.exc_info[1] is not None:
         error = ErrorText.of(record.exc_info[1])
         line["exception"] = error.traceback or f"{error.type}: {error.message}"

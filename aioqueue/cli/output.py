@@ -28,9 +28,20 @@ def _plain(value: object) -> str:
     raise TypeError(f"{type(value).__name__} in JSON output")
 
 
+def _with_text(value: Any) -> Any:
+    match value:
+        case dict():
+            worker = value.get("worker")
+            known = {"worker": str(worker)} if isinstance(worker, int) else {}
+            return {name: _with_text(one) for name, one in {**value, **known}.items()}
+        case list() | tuple():
+            return [_with_text(one) for one in value]
+    return value
+
+
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON; times are ISO 8601."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
+    """Print a value as indented JSON; times are ISO 8601, identities of workers (63 bits, `worker`) are text."""
+    click.echo(json.dumps(_with_text(value), indent=2, ensure_ascii=False, default=_plain))
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), indent: int = 0) -> None:

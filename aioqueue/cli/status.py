@@ -62,9 +62,12 @@ async def _read(common: Common) -> Facts:
 
 
 def _worker(row: Facts) -> Facts:
-    """One number for what runs: the jobs that name the worker. What it said itself is as old as its last beat."""
-    running = row["holds"]
-    return {name: running if name == "running" else value for name, value in row.items() if name != "holds"}
+    """One number for what runs: the jobs that name the worker. What it said itself is as old as its last beat.
+
+    Its id is text: many readers of JSON lose the last of 63 bits.
+    """
+    changed = {"id": str(row["id"]), "running": row["holds"]}
+    return {name: changed.get(name, value) for name, value in row.items() if name != "holds"}
 
 
 def _count(number: int, more: bool = False) -> str:
@@ -149,7 +152,7 @@ def _print_workers(workers: list[Facts]) -> None:
     click.echo("\nworkers:")
     rows = [
         (
-            str(w["id"]),
+            w["id"],
             _place(w),
             w["version"] or "-",
             ",".join(w["queues"] or ("-",)),

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from aioqueue.session import JobSession
+try:
+    from aioqueue.session import JobSession
+except ImportError as error:
+    raise ImportError(
+        f"aioqueue.contrib.sqlalchemy needs SQLAlchemy 2: pip install 'aioqueue-pg[sqlalchemy]' ({error})", name=error.name
+    ) from error
 
 __all__ = ["JobSession"]

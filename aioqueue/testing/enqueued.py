@@ -119,7 +119,7 @@ def report(wanted: Wanted, expected: str, found: Sequence[Enqueued], jobs: Seque
         return wanted.task not in (None, job.task), len(wanted.differences(job))
 
     lines = [f"expected {expected} enqueued, found {len(found)}: {wanted}"]
-    lines.append(f"{len(jobs)} jobs are there:" if jobs else "no job is there")
+    lines.append("no job is there" if not jobs else "1 job is there:" if len(jobs) == 1 else f"{len(jobs)} jobs are there:")
     for job in sorted(jobs, key=distance)[:SHOWN]:
         lines.append(f"  {'=' if job in found else '-'} {job}")
         if wanted.task in (None, job.task):

@@ -25,7 +25,7 @@ from .engine import Engine
 from .enqueued import ANY, READ, Enqueued, Given, Wanted, parse, report
 from .faults import AnyTask, CrashPoint, Error, Faults, task_name
 from .on_caller import OnCaller
-from .ran import Ran, Runs, TestingError, raise_failures
+from .ran import LOST, JobsFailed, Ran, Runs, TestingError, raise_failures
 from .savepoint import psycopg_connection
 
 R = TypeVar("R")
@@ -109,7 +109,8 @@ class Queue:
         is scheduled runs as if its time had come. `on`: the test's connection or session with an open transaction (of psycopg,
         or SQLAlchemy on psycopg); the job runs within it, its own transaction is a savepoint of it, and is rolled back with it.
 
-        Raises what the task raises unless `raises` is False, and TestingError for a job that cannot run.
+        Raises what the task raises unless `raises` is False, JobsFailed for an attempt that was lost with its worker though the
+        test has not asked for that, and TestingError for a job that cannot run.
         """
         if isinstance(job, Awaitable):
             job = await job
@@ -125,6 +126,8 @@ class Queue:
         mine = [ran for ran in runs if ran.job_id == job_id]
         if raises:
             raise_failures(mine)
+            if mine[-1].state == LOST and not mine[-1].expected:
+                raise JobsFailed(f"{mine[-1]}; nothing of this attempt was recorded")
         return mine[-1]
 
     # -- what was enqueued --------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from aioqueue.app import AioQueue
 from aioqueue.database import Database
 
 from .kit import Queue
-from .pointing import use
+from .pointing import check_sessions, use
 
 
 @contextlib.asynccontextmanager
@@ -28,6 +28,7 @@ async def queue(
     `app.worker()` claims nothing meanwhile, unless `workers`; see `use`. Where the application's role may not run jobs (a
     client), `worker_dsn` is of one that may, and `owner_dsn` of the owner of aioqueue's schema, which is needed to put the time
     of scheduled jobs forward. At the end, what was to go wrong and has not is a TestingError.
+    Raises ConfigurationError where the engine of `session=` leads to another database than the test's.
     """
     async with AsyncExitStack() as stack:
         if dsn is not None:
@@ -42,6 +43,7 @@ async def queue(
                 stack.push_async_callback(database.close)
             databases.append(database)
         worker, owner = databases
+        await check_sessions(app, worker or app.database)
         held = Queue(app, stack, worker=worker, owner=owner)
         yield held
         held.check_faults()

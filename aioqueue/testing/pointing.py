@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aioqueue.app import AioQueue
+from aioqueue.database import Database
 from aioqueue.dsn import find_listen_dsn
 from aioqueue.running import Host, RunningWorker
 from aioqueue.settings import WorkerSettings
@@ -37,11 +38,23 @@ class IdleWorker(RunningWorker):
 
     async def __aenter__(self) -> Self:
         await self._app.join()
+        try:
+            await check_sessions(self._app, self._app.database)
+        except BaseException:
+            await self._app.leave()
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
         await self._app.leave()
+
+
+async def check_sessions(app: Host, database: Database) -> None:
+    """Look as a worker's start does whether `session=` leads to the test's database. Raises ConfigurationError."""
+    session = next((t.definition.session for t in app.tasks.values() if t.definition.session is not None), None)
+    if session is not None:
+        await session.opener.check(database, app.store, app.settings)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Tasks that take a JobSession: drained as all others, lost with their worker, refused in a transaction of the test's."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -10,9 +10,10 @@ from psycopg.rows import TupleRow
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
 
-from aioqueue import AioQueue, testing
+from aioqueue import AioQueue, ConfigurationError, migrate, testing
 from aioqueue.contrib.sqlalchemy import JobSession
 from tests.kit import MakeApp
+from tests.postgres import Database as ServerDatabase
 
 pytestmark = pytest.mark.anyio
 
@@ -58,3 +59,17 @@ async def test_within_a_test_s_transaction_it_is_refused(
             await queue.run_job(job, on=conn)
         await conn.commit()
         assert (await queue.drain()).states == ["succeeded"]
+
+
+async def test_an_engine_of_another_database_is_refused_where_the_test_opens_the_queue(
+    app: AioQueue[Any], fresh_database: Callable[[], ServerDatabase], engine: AsyncEngine, schema: str
+) -> None:
+    other = fresh_database()
+    await migrate.migrate(other.dsn("owner"), schema=schema)
+    with pytest.raises(ConfigurationError, match="another database"):
+        async with testing.queue(app, other.dsn("owner")):
+            raise AssertionError("it is open")
+    with testing.use(app, other.dsn("owner")), pytest.raises(ConfigurationError, match="another database"):
+        async with app.worker():
+            raise AssertionError("it is open")
+    assert not app.is_open
