@@ -966,3 +966,12 @@ async def test_a_job_of_ones_own_transaction_is_not_committed_yet(make_app: Make
     async with app, app.worker():
         job = await (between if short else own).enqueue()
         assert await job.result(30) == ["NotCommitted"] * 2
+
+
+async def test_a_closed_app_advises_a_connection_only_where_one_helps(make_app: MakeApp) -> None:
+    app = make_app()
+    with pytest.raises(AppNotOpen, match=r"options\(on=connection\)"):
+        await app.get("add").enqueue(1)
+    with pytest.raises(AppNotOpen) as caught:
+        await app.job("00000000-0000-7000-8000-000000000001").result(1)
+    assert "on=" not in str(caught.value) and "result() needs an open app" in str(caught.value)

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy.ext.asyncio import async_sessionmaker
 
 from aioqueue import (
+    AioQueue,
     CallNext,
     Cancel,
     ConfigurationError,
@@ -358,3 +359,9 @@ def test_what_is_no_middleware_is_refused_where_it_is_given(make_app: MakeApp) -
             make_app(middleware=[wrong])
     with pytest.raises(ConfigurationError, match="expected a list"):
         make_app(middleware=Timed())
+
+
+def test_a_refused_one_is_named_as_it_is_written() -> None:
+    named = r"got test_a_refused_one_is_named_as_it_is_written\.<lambda> \(test_middleware\.py:\d+\)$"
+    with pytest.raises(ConfigurationError, match=named):
+        AioQueue(middleware=[lambda ctx, call_next: 1])  # type: ignore[arg-type, return-value]  # pyright: ignore

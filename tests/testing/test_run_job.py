@@ -8,7 +8,7 @@ from psycopg import AsyncConnection
 from psycopg.errors import InsufficientPrivilege
 from psycopg.rows import TupleRow
 
-from aioqueue import AioQueue, InvalidPayload, JobState, JobTransaction, testing
+from aioqueue import AioQueue, InvalidPayload, JobContext, JobState, JobTransaction, testing
 from tests.kit import MakeApp
 from tests.testing.tasks import Broken, Order, register
 
@@ -97,3 +97,12 @@ async def test_row_level_security_holds(app: AioQueue[Any], queue: testing.Queue
 
     with pytest.raises(InsufficientPrivilege, match="row-level security"):
         await queue.run_job(forge.options(tenant="42").enqueue())
+
+
+async def test_an_attempt_that_is_lost_unasked_is_an_error(app: AioQueue[Any], queue: testing.Queue) -> None:
+    @app.task(name="zombie")
+    async def zombie(ctx: JobContext) -> None:
+        await queue._die(ctx.worker)
+
+    with pytest.raises(testing.JobsFailed, match="attempt 1: lost"):
+        await queue.run_job(zombie.enqueue())
