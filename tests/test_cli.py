@@ -453,6 +453,7 @@ def test_status_as_json_and_text(call: Call, worker_dsn: str, prepare: Prepare) 
     assert found["scheduled"]["scheduled"] == 1
     assert [(t["tenant"], t["ready"]) for t in found["tenants"]] == [("b", 1)]
     assert sorted(w["running"] for w in found["workers"]) == [0, 1], "as the queues say, not as old as a beat"
+    assert {type(w["id"]) for w in found["workers"]} == {str}, "readers of JSON lose the last of 63 bits"
     assert found["dead"] == 1
     assert (found["problems"], found["handed_back"], found["unknown_tasks"]) == ([], [], [])
     text = call("status", dsn=worker_dsn).out

