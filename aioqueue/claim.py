@@ -320,7 +320,7 @@ class Claimer:
                 highest[job.lane] = job.vt
         for lane_number, vt in highest.items():
             self._floors.claimed(lane_number, vt)
-        if self._observers.any:
+        if self._observers.see_successes:
             for job in claims.jobs:
                 self._observers.emit(JobClaimed.of(job))
         for lane_number, (_, vt) in claims.parked.items():

@@ -58,11 +58,16 @@ class EventLog:
         self._gave_up: int | None = None
         """The worker that was said to claim nothing more."""
 
+    @property
+    def only_failures(self) -> bool:
+        """Whether there is nothing to write of claims and successes."""
+        return not self._logger.isEnabledFor(logging.DEBUG)
+
     def __call__(self, event: Event) -> None:
         """Log one event."""
         if isinstance(event, JobRecorded) and event.reason == Reason.NO_CONNECTION:
             self._waiting += 1
-        elif self._logger.isEnabledFor(logging.DEBUG) or not _is_quiet(event):  # of most jobs there is nothing to write
+        elif not self.only_failures or not _is_quiet(event):  # they may come for other observers
             self._log(*describe(event), event)
         self._tell_waiting(at_once=isinstance(event, WorkerStopped))
         if isinstance(event, JobAbandoned) and self._gave_up != event.worker:

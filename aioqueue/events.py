@@ -201,8 +201,16 @@ class Observers:
 
     @property
     def any(self) -> bool:
-        """Whether there is an observer; what is emitted once a job is not even made for none."""
+        """Whether there is an observer; what is emitted for a job is not even made for none."""
         return bool(self._observers)
+
+    @property
+    def see_successes(self) -> bool:
+        """Whether one of them looks at claims and successes, too, which are as many as the jobs.
+
+        An observer that does not, as the log does unless it is at DEBUG, has an attribute `only_failures` that is true.
+        """
+        return not all(getattr(observer, "only_failures", False) for observer in self._observers)
 
     def emit(self, event: Event) -> None:
         """Show the event to every observer."""

@@ -248,7 +248,7 @@ class Recorder:
     def _note(self, job: Claimed, state: str, pending: Pending | None = None) -> None:
         if self._ended is not None:
             self._ended(job)
-        if not self._observers.any:
+        if not (self._observers.see_successes if pending is None else self._observers.any):
             return
         event = JobRecorded.of(job, state, time.monotonic() - job.claimed_at)
         if pending is not None:

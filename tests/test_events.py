@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aioqueue import ConfigurationError, events
+from aioqueue.eventlog import EventLog
 from aioqueue.events import Event, JobsPromoted, Observers, OfJob
 
 KINDS = [
@@ -27,6 +28,16 @@ def test_every_observer_sees_every_event_in_order() -> None:
     observers.emit(JobsPromoted(2))
     assert first == [JobsPromoted(1), JobsPromoted(2)]
     assert second == [JobsPromoted(2)]
+
+
+def test_claims_and_successes_are_made_only_for_who_looks_at_them(caplog: pytest.LogCaptureFixture) -> None:
+    log = EventLog()
+    with caplog.at_level(logging.INFO, "aioqueue"):
+        assert not Observers().see_successes
+        assert not Observers([log]).see_successes and Observers([log]).any
+        assert Observers([log, print]).see_successes
+    with caplog.at_level(logging.DEBUG, "aioqueue"):
+        assert Observers([log]).see_successes
 
 
 def test_an_observer_that_raises_is_logged_and_the_others_see_the_event(caplog: pytest.LogCaptureFixture) -> None:
