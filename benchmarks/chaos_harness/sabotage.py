@@ -178,7 +178,7 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     "tenant": Sabotage(
         "a job runs for its own tenant",
-        {"claim": (("nullif(c.tenant, '')", "reverse(nullif(c.tenant, ''))"),)},
+        {"claim": (("nullif(r.tenant, '')", "reverse(nullif(r.tenant, ''))"),)},
         kinds=frozenset(),
     ),
 }
