@@ -143,7 +143,7 @@ async def test_what_the_server_refuses_is_the_same_error(
     taken = (await app.get("add").enqueue(0)).id
     await driver.begin()
     with monkeypatch.context() as patch:
-        patch.setattr("aioqueue.options.new_job_id", lambda: taken)
+        patch.setattr("aioqueue.options.new_job_ids", lambda number: [taken] * number)
         with pytest.raises(DuplicateJob, match=str(taken)) as duplicate:
             await driver.enqueue(app, 1)
         assert duplicate.value.job_id == taken
