@@ -39,6 +39,11 @@ FAST = {
     "shared_buffers": "64MB",
 }
 
+END_TRANSACTIONS = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE datname = %s AND xact_start IS NOT NULL AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
+
 
 class VersionMissing(Exception):
     """There are no programs of the wanted version; the message says how to get them."""
@@ -78,6 +83,7 @@ class Server:
         self.version = version
         self._numbers = count(1)
         self._users = -1
+        self._boss: psycopg.Connection[tuple[Any, ...]] | None = None
         self._emptying: dict[str, psycopg.Connection[tuple[Any, ...]]] = {}
         # Closed to nobody on its way, since as root the server is another user; what is inside is closed.
         self._home = Path(tempfile.mkdtemp(prefix="aioqueue-test-", dir="/tmp")).resolve()
@@ -101,7 +107,7 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         try:
-            for conn in self._emptying.values():
+            for conn in [*self._emptying.values(), *([] if self._boss is None else [self._boss])]:
                 conn.close()
             if self.cluster.address() is not None:
                 self.cluster.stop("immediate")
@@ -131,14 +137,15 @@ class Server:
     def empty(self, database: Database, schema: str) -> None:
         """Empty all tables of the schema but those that describe it, as its owner, and set its sequences back.
 
-        Whoever still stands in a transaction after its test is ended, or else it would stop every later test.
+        Whoever still stands in a transaction after its test is ended: it would stop the next test, or hold the horizon under it.
         """
+        if self._boss is None or self._boss.closed:
+            self._boss = psycopg.connect(self.dsn("superuser", "postgres"), autocommit=True, connect_timeout=10)
         try:
-            self._truncate(database, schema)
-        except psycopg.errors.LockNotAvailable:
-            end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE xact_start IS NOT NULL"
-            self._administer("postgres", [sql.SQL(end + " AND datname = {}").format(sql.Literal(database.name))])
-            self._truncate(database, schema)
+            self._boss.execute(END_TRANSACTIONS, [database.name])
+        except psycopg.OperationalError:  # the test has ended that session, or the server
+            self._boss.close()
+        self._truncate(database, schema)
 
     def _truncate(self, database: Database, schema: str) -> None:
         # One connection for all tests: a new one would have to look each of the thousand sequences up first.

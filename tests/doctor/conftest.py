@@ -32,12 +32,6 @@ CREATE POLICY own ON shop.orders USING (tenant_id = nullif(current_setting('app.
 GRANT SELECT, INSERT, UPDATE, DELETE ON shop.invoices, shop.orders, shop.colours, shop.totals TO aioqueue_worker;
 """
 
-END_LEFTOVERS = """
-SELECT pg_terminate_backend(pid) FROM pg_stat_activity
- WHERE datname = current_database() AND xact_start IS NOT NULL AND pid <> pg_backend_pid()
-"""
-"""A statement that an earlier test has left under way on the server would be a finding."""
-
 
 @asynccontextmanager
 async def connection(dsn: str) -> AsyncIterator[AsyncConnection[Any]]:
@@ -63,7 +57,6 @@ async def boss(database: Database) -> AsyncIterator[Execute]:
 @pytest.fixture
 async def shop(database: Database, boss: Execute) -> AsyncIterator[Execute]:
     """A function that runs commands as the owner, in a database with the shop in it, and nothing wrong."""
-    await boss(END_LEFTOVERS)
     await boss(f"ALTER DATABASE {database.name} SET idle_in_transaction_session_timeout = '1h'")
     async with connection(database.dsn("owner")) as conn:
         await conn.execute(SHOP.encode())
