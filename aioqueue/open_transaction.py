@@ -12,21 +12,23 @@ import itertools
 import json
 import logging
 from functools import cache
+from typing import Any
 
 import psycopg
+from psycopg import AsyncConnection
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from .context import JobTransaction
 from .database import Database, deadline
-from .errors import InvalidResult, LeaseLost, TransactionViolation
+from .errors import TransactionViolation
 from .identity import MARKER, ROLE, Identity
 from .job import Claimed
 from .job_connection import LEFT, JobConnection
 from .nested import Nesting, OnConnection
 from .pooler import SESSION, PoolConnection, SharedConnection, sever
 from .settings import Settings
-from .store import NOT_OWNED, REFUSED, VIOLATION, Store
-from .terms import Terms, read_back
+from .store import Store
+from .terms import Terms, read_back, refusal_of_end
 from .trip import Trip
 
 logger = logging.getLogger("aioqueue")
@@ -45,6 +47,38 @@ def _set_config(number: int, *, local: bool, first: str = "") -> bytes:
 
 def _set_local(number: int) -> bytes:
     return _set_config(number, local=True, first="pg_catalog.current_setting('role'), ")
+
+
+def check_end(conn: AsyncConnection[Any], given: JobConnection, nesting: Nesting, *, in_use: bool) -> None:
+    """Raise what keeps a job's transaction from ending as a success; user code has nothing of it any more.
+
+    `in_use`: whether a statement of it was under way when it was taken back.
+    """
+    if given.left:
+        raise TransactionViolation(LEFT)
+    if given.closed_by_user:
+        raise TransactionViolation("the task broke its transaction: it closed its connection")
+    if conn.closed:
+        raise psycopg.OperationalError("the connection of the job's transaction was lost")
+    if conn.pgconn.pipeline_status != PipelineStatus.OFF:
+        raise TransactionViolation("the task broke its transaction: it left a pipeline() block open")
+    status = conn.info.transaction_status
+    if in_use or status == TransactionStatus.ACTIVE:
+        raise TransactionViolation(
+            "the task broke its transaction: it ended while a statement was under way in it, in another task or thread "
+            "that was not awaited, or a COPY or stream() that was not read to its end"
+        )
+    if status == TransactionStatus.INERROR:
+        raise TransactionViolation(
+            "a statement failed in the job's transaction and the task went on: let the error out, or put what may fail "
+            "into a savepoint (async with tx.connection.transaction())"
+        )
+    if status != TransactionStatus.INTRANS:
+        raise TransactionViolation(f"the task broke its transaction: it left the connection {status.name}")
+    if nesting.broken is not None:
+        raise nesting.broken
+    if given.open_blocks:
+        raise TransactionViolation("the task broke its transaction: it left a transaction() block open")
 
 
 class OpenTransaction:
@@ -190,15 +224,9 @@ class OpenTransaction:
         """What it means that the transaction cannot commit; `of_user`: what failed is of the user's own statements."""
         if of_user:
             return error
-        if error.sqlstate == NOT_OWNED:
-            return LeaseLost(self._job.job_id)
-        if error.sqlstate == VIOLATION:
-            return TransactionViolation(str(error).partition("\n")[0])
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return TransactionViolation("the task broke its transaction: the role it changed to (SET ROLE) may not end it")
-        if (error.sqlstate or "")[:2] in REFUSED:
-            return InvalidResult(self._job.task, f"PostgreSQL refuses it: {error}")
-        return error
+        return refusal_of_end(self._job, error, error.sqlstate, str(error))
 
     def _add_scrub(self, trip: Trip) -> int:
         # In the trip that ends or begins the transaction: behind a pooler the next one may meet another session.
@@ -222,34 +250,9 @@ class OpenTransaction:
         return self._given.in_use
 
     def _check_status(self) -> None:
-        given = self._given
-        assert given is not None  # noqa: S101 - it has begun
         in_use = self._take_back()
-        if given.left:
-            raise TransactionViolation(LEFT)
-        if given.closed_by_user:
-            raise TransactionViolation("the task broke its transaction: it closed its connection")
-        if self._conn.closed:
-            raise psycopg.OperationalError("the connection of the job's transaction was lost")
-        if self._conn.pgconn.pipeline_status != PipelineStatus.OFF:
-            raise TransactionViolation("the task broke its transaction: it left a pipeline() block open")
-        status = self._conn.info.transaction_status
-        if in_use or status == TransactionStatus.ACTIVE:
-            raise TransactionViolation(
-                "the task broke its transaction: it ended while a statement was under way in it, in another task or thread "
-                "that was not awaited, or a COPY or stream() that was not read to its end"
-            )
-        if status == TransactionStatus.INERROR:
-            raise TransactionViolation(
-                "a statement failed in the job's transaction and the task went on: let the error out, or put what may fail "
-                "into a savepoint (async with tx.connection.transaction())"
-            )
-        if status != TransactionStatus.INTRANS:
-            raise TransactionViolation(f"the task broke its transaction: it left the connection {status.name}")
-        if self._nesting is not None and self._nesting.broken is not None:
-            raise self._nesting.broken
-        if given.open_blocks:
-            raise TransactionViolation("the task broke its transaction: it left a transaction() block open")
+        assert self._given is not None and self._nesting is not None  # noqa: S101 - it has begun
+        check_end(self._conn, self._given, self._nesting, in_use=in_use)
 
     async def left(self) -> bool:
         """Whether user code ended it by itself (and perhaps began another): then nothing can undo what it wrote."""

@@ -24,7 +24,7 @@ from .callers.refusal import refusal
 from .callers.sqlalchemy import as_text
 from .context import HeldSession, InTransaction
 from .database import Database, NoFreeConnection
-from .errors import ConfigurationError, InvalidResult, LeaseLost, TransactionViolation
+from .errors import ConfigurationError, TransactionViolation
 from .identity import MARKER, ROLE, Identity
 from .job import Claimed
 from .nested import Nesting
@@ -34,8 +34,8 @@ from .session_driver import SET_BEFORE, Below, below
 from .session_factory import AUTOCOMMIT, engine_of
 from .session_guard import SWALLOWED, SessionConnection, SessionGuard, broke
 from .settings import Settings
-from .store import NOT_OWNED, REFUSED, VIOLATION, Store
-from .terms import MISCONFIGURED, Terms, read_back
+from .store import Store
+from .terms import MISCONFIGURED, Terms, read_back, refusal_of_end
 
 logger = logging.getLogger("aioqueue")
 
@@ -255,18 +255,12 @@ class OpenSession:
         said = refusal(error)
         if said is None:
             return error
-        if said.sqlstate == NOT_OWNED:
-            return LeaseLost(self._job.job_id)
-        if said.sqlstate == VIOLATION:
-            return TransactionViolation(said.message)
         if said.sqlstate == ABORTED:
             return TransactionViolation(SWALLOWED)
         if self._doubt == "last":
             if said.sqlstate == "42501":
                 return broke(f"the role it changed to (SET ROLE), or the engine's own, may not end it: {said.message}")
-            if said.sqlstate[:2] in REFUSED:
-                return InvalidResult(self._job.task, f"PostgreSQL refuses it: {said.message}")
-        return error
+        return refusal_of_end(self._job, error, said.sqlstate, said.message, of_result=self._doubt == "last")
 
     async def left(self) -> bool:
         """Whether user code committed by itself: then nothing can undo what it wrote."""

@@ -13,11 +13,11 @@ import secrets
 import psycopg
 
 from .database import Database
-from .errors import LeaseLost
+from .errors import InvalidResult, LeaseLost, TransactionViolation
 from .identity import MARKER, ROLE, Identity
 from .job import Claimed
 from .settings import Settings
-from .store import Store
+from .store import NOT_OWNED, REFUSED, VIOLATION, Store
 
 HAS_TRANSACTION_TIMEOUT = 170000
 MISCONFIGURED = ("22", "42")
@@ -60,6 +60,20 @@ class Terms:
         if self.identity.role is not None:
             expected[ROLE] = self.identity.role
         return expected
+
+
+def refusal_of_end(job: Claimed, error: Exception, sqlstate: str | None, message: str, *, of_result: bool = True) -> Exception:
+    """Return what the server's refusal to end a job's transaction means; the error itself where it means nothing of ours.
+
+    `of_result`: it may be the result that is refused for what is in it.
+    """
+    if sqlstate == NOT_OWNED:
+        return LeaseLost(job.job_id)
+    if sqlstate == VIOLATION:
+        return TransactionViolation(message.partition("\n")[0])
+    if of_result and (sqlstate or "")[:2] in REFUSED:
+        return InvalidResult(job.task, f"PostgreSQL refuses it: {message}")
+    return error
 
 
 async def read_back(database: Database, store: Store, settings: Settings, job: Claimed) -> str:

@@ -124,6 +124,36 @@ async def _roll_back(opened: Opened, error: BaseException) -> None:
     await opened.abort(error)
 
 
+class Confirmed(Protocol):
+    """A job's transaction that can end before the job."""
+
+    @property
+    def face(self) -> JobTransaction:
+        """What user code is given."""
+        ...
+
+    async def confirm(self) -> None:
+        """Check that the job is still this worker's, and commit."""
+        ...
+
+
+@contextlib.asynccontextmanager
+async def in_short(block: contextlib.AbstractAsyncContextManager[Confirmed]) -> AsyncIterator[JobTransaction]:
+    """The block of a short transaction: its job's only one, confirmed at the end."""
+    if isinstance(running_job.get(), InTransaction):
+        raise TransactionViolation(
+            "a transaction of this job is open already, and a second one could wait for its connection for ever: use "
+            "a savepoint (async with tx.connection.transaction()), or end the first"
+        )
+    async with block as opened:
+        outer = running_job.set(opened.face)
+        try:
+            yield opened.face
+        finally:
+            running_job.reset(outer)
+        await opened.confirm()
+
+
 class JobTransactions:
     """Opens the transactions of jobs."""
 
@@ -152,21 +182,9 @@ class JobTransactions:
 
         return Block(begin, self._send_hint)
 
-    @contextlib.asynccontextmanager
-    async def short(self, job: Claimed, seconds: float) -> AsyncIterator[JobTransaction]:
+    def short(self, job: Claimed, seconds: float) -> contextlib.AbstractAsyncContextManager[JobTransaction]:
         """A short transaction of a task that holds nothing; committed at the end of the block if the job is still ours."""
-        if isinstance(running_job.get(), InTransaction):
-            raise TransactionViolation(
-                "a transaction of this job is open already, and a second one could wait for its connection for ever: use "
-                "a savepoint (async with tx.connection.transaction()), or end the first"
-            )
-        async with Block(partial(self._begin, job, seconds, None), self._send_hint) as opened:
-            outer = running_job.set(opened.face)
-            try:
-                yield opened.face
-            finally:
-                running_job.reset(outer)
-            await opened.confirm()
+        return in_short(Block(partial(self._begin, job, seconds, None), self._send_hint))
 
     async def _begin(self, job: Claimed, seconds: float, wait: float | None) -> OpenTransaction:
         # A connection that died in the pool shows here, before user code has begun: every one may have died.

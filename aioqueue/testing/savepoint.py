@@ -15,16 +15,17 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.pq import TransactionStatus
 
 from aioqueue.callers.caller import is_a
-from aioqueue.context import HeldSession, InTransaction, JobTransaction, running_job
-from aioqueue.errors import InvalidResult, LeaseLost, TransactionViolation
+from aioqueue.context import HeldSession, JobTransaction
 from aioqueue.identity import MARKER, ROLE, Identity
 from aioqueue.job import Claimed
 from aioqueue.job_connection import LEFT, JobConnection
 from aioqueue.nested import Nesting, OnConnection
+from aioqueue.open_transaction import check_end
 from aioqueue.pooler import PoolConnection
 from aioqueue.settings import Settings
-from aioqueue.store import NOT_OWNED, REFUSED, VIOLATION, Store
-from aioqueue.terms import Terms
+from aioqueue.store import Store
+from aioqueue.terms import Terms, refusal_of_end
+from aioqueue.transaction import in_short
 
 from .ran import TestingError
 
@@ -107,7 +108,7 @@ class SavepointTransaction:
 
     async def _end(self, statement: str, *result: str) -> None:
         self._take_back()
-        self._check()
+        check_end(self._conn, self._given, self._nesting, in_use=self._given.in_use)
         terms = self._terms
         expected = terms.expected(self._role, self._conn.info.parameter_status("session_authorization"))
         try:
@@ -115,13 +116,7 @@ class SavepointTransaction:
                 await self._store.leave_role(self._conn, self._role, seen=ROLE)
             await self._store.execute(self._conn, statement, (*terms.job.fence, json.dumps(expected), *result))
         except psycopg.Error as error:
-            if error.sqlstate == NOT_OWNED:
-                raise LeaseLost(terms.job.job_id) from None
-            if error.sqlstate == VIOLATION:
-                raise TransactionViolation(str(error).partition("\n")[0]) from None
-            if (error.sqlstate or "")[:2] in REFUSED:
-                raise InvalidResult(terms.job.task, f"PostgreSQL refuses it: {error}") from None
-            raise
+            raise refusal_of_end(terms.job, error, error.sqlstate, str(error)) from None
         await run_statement(self._conn, f"RELEASE SAVEPOINT {POINT}")
 
     def _take_back(self) -> None:
@@ -129,21 +124,6 @@ class SavepointTransaction:
         self._given.kill()
         self.face.detach()
         self._conn.pgconn.notice_handler, self._conn.pgconn.notify_handler = self._handlers
-
-    def _check(self) -> None:
-        given, status = self._given, self._conn.info.transaction_status
-        if given.left:
-            raise TransactionViolation(LEFT)
-        if given.closed_by_user:
-            raise TransactionViolation("the task broke its transaction: it closed its connection")
-        if given.in_use or status == TransactionStatus.ACTIVE:
-            raise TransactionViolation("the task broke its transaction: it ended while a statement was under way in it")
-        if status == TransactionStatus.INERROR:
-            raise TransactionViolation("a statement failed in the job's transaction and the task went on")
-        if self._nesting.broken is not None:
-            raise self._nesting.broken
-        if given.open_blocks:
-            raise TransactionViolation("the task broke its transaction: it left a transaction() block open")
 
 
 class SavepointTransactions:
@@ -172,18 +152,9 @@ class SavepointTransactions:
         """None: on_caller.py refuses such a task before it runs."""
         raise TestingError(f"task {job.task!r} takes a session, which has a transaction of its own")
 
-    @contextlib.asynccontextmanager
-    async def short(self, job: Claimed, seconds: float) -> AsyncIterator[JobTransaction[Any]]:
+    def short(self, job: Claimed, seconds: float) -> contextlib.AbstractAsyncContextManager[JobTransaction[Any]]:
         """One on the way."""
-        if isinstance(running_job.get(), InTransaction):
-            raise TransactionViolation("a transaction of this job is open already: use a savepoint, or end the first")
-        async with self.own(job, seconds) as opened:
-            outer = running_job.set(opened.face)
-            try:
-                yield opened.face
-            finally:
-                running_job.reset(outer)
-            await opened.confirm()
+        return in_short(self.own(job, seconds))
 
 
 @contextlib.asynccontextmanager
