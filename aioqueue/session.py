@@ -13,12 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from .context import HeldSession
 from .job import Held_co
-from .session_guard import refuse
+from .session_guard import Refusing, refuse
 from .session_transaction import OpenSession
 
 
 # Both checkers take SQLAlchemy's __weakref__ for a slot of its own.
-class JobSession(AsyncSession, HeldSession[Held_co]):  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
+class JobSession(Refusing, AsyncSession, HeldSession[Held_co]):  # type: ignore[misc]  # pyright: ignore[reportGeneralTypeIssues]
     """An AsyncSession in the transaction of its job, made as `AioQueue(session=)` says, with the job's tenant set locally.
 
     When the task returns, what is pending is flushed, the job is recorded as succeeded, and the session commits: all or nothing.
@@ -29,33 +29,9 @@ class JobSession(AsyncSession, HeldSession[Held_co]):  # type: ignore[misc]  # p
 
     opener: ClassVar[type[OpenSession]] = OpenSession
 
-    def begin(self) -> NoReturn:
-        """Refused: the transaction has begun."""
-        refuse("begin()")
-
-    async def commit(self) -> None:
-        """Refused: aioqueue commits when the task has returned."""
-        refuse("commit()")
-
-    async def rollback(self) -> None:
-        """Refused: raise what the job shall fail with."""
-        refuse("rollback()")
-
-    async def close(self) -> None:
-        """Refused: aioqueue closes it when the task has ended."""
-        refuse("close()")
-
-    async def aclose(self) -> None:
-        """Refused as `close` is."""
-        refuse("aclose()")
-
     async def reset(self) -> None:
         """Refused as `close` is."""
         refuse("reset()")
-
-    async def invalidate(self) -> None:
-        """Refused as `close` is."""
-        refuse("invalidate()")
 
     def detach(self) -> None:
         """Take the transaction away; for the runtime, at its end."""

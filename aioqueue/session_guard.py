@@ -44,7 +44,35 @@ def broke(what: str) -> TransactionViolation:
     return TransactionViolation(f"the task broke its transaction: {what}")
 
 
-class SessionConnection(AsyncConnection):
+class Refusing:
+    """What a job's user code may do neither on its session nor on the connection below: aioqueue begins, commits and closes."""
+
+    def begin(self) -> NoReturn:
+        """Refused: the transaction has begun."""
+        refuse("begin()")
+
+    async def commit(self) -> None:
+        """Refused: aioqueue commits when the task has returned."""
+        refuse("commit()")
+
+    async def rollback(self) -> None:
+        """Refused: raise what the job shall fail with."""
+        refuse("rollback()")
+
+    async def close(self) -> None:
+        """Refused: aioqueue closes it when the task has ended."""
+        refuse("close()")
+
+    async def aclose(self) -> None:
+        """Refused as `close` is."""
+        refuse("aclose()")
+
+    async def invalidate(self, exception: BaseException | None = None) -> None:
+        """Refused as `close` is."""
+        refuse("invalidate()")
+
+
+class SessionConnection(Refusing, AsyncConnection):
     """The connection that user code finds below its session; what would end the transaction is refused."""
 
     handed_out = False
@@ -54,30 +82,6 @@ class SessionConnection(AsyncConnection):
         """Return the driver's connection; it is closed when the job ends."""
         self.handed_out = True
         return await super().get_raw_connection()
-
-    def begin(self) -> NoReturn:
-        """Refused: the transaction has begun."""
-        refuse("begin()")
-
-    async def commit(self) -> None:
-        """Refused."""
-        refuse("commit()")
-
-    async def rollback(self) -> None:
-        """Refused."""
-        refuse("rollback()")
-
-    async def close(self) -> None:
-        """Refused."""
-        refuse("close()")
-
-    async def aclose(self) -> None:
-        """Refused."""
-        refuse("aclose()")
-
-    async def invalidate(self, exception: BaseException | None = None) -> None:
-        """Refused."""
-        refuse("invalidate()")
 
 
 class SessionGuard:
