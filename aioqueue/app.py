@@ -21,10 +21,9 @@ from uuid import UUID
 
 import anyio
 
-from . import embedded, migrate
 from .control import Controlling
 from .database import Database
-from .dsn import checked, find_dsn, find_listen_dsn, no_dsn
+from .dsn import checked
 from .enqueue import as_seen_here
 from .errors import AppNotOpen, ConfigurationError, InvalidOption
 from .eventlog import EventLog
@@ -32,6 +31,7 @@ from .events import Observer, Observers
 from .job import Job, JobStatus
 from .keep import outlast
 from .listen import Kind
+from .location import Location
 from .middleware import Middleware, check_middleware
 from .options import check_tenant
 from .patience import once_reached
@@ -111,14 +111,16 @@ class AioQueue(Controlling[Opened]):
         self.observers = Observers([EventLog(), *observers] if check_kind("log_events", log_events, bool) else observers)
         self.middleware = check_middleware(middleware)
         self._resources = resources
-        self._dsn = None if dsn is None else _checked(check_kind("dsn", dsn, str), "dsn")
-        self._listen_dsn = None if listen_dsn is None else _checked(check_kind("listen_dsn", listen_dsn, str), "listen_dsn")
-        self._auto_migrate = auto_migrate
-        self._data_dir = None if data_dir is None else Path(data_dir)
+        self._location = Location(
+            None if dsn is None else _checked(check_kind("dsn", dsn, str), "dsn"),
+            None if listen_dsn is None else _checked(check_kind("listen_dsn", listen_dsn, str), "listen_dsn"),
+            None if data_dir is None else Path(data_dir),
+            schema,
+            auto_migrate,
+        )
         self._store = Store(schema)
         self.refusal: str | None = None
         """Why the database cannot be reached, while opening the app waits for it."""
-        self._server: embedded.EmbeddedServer | None = None
         self._services: Services | None = None
         self._opened = False
         """Whether `open` was called, and `close` not yet."""
@@ -133,21 +135,21 @@ class AioQueue(Controlling[Opened]):
     @property
     def dsn(self) -> str | None:
         """The DSN that the app was given; None: it looks for one when it is opened."""
-        return self._dsn
+        return self._location.dsn
 
     @property
     def listen_dsn(self) -> str | None:
         """The DSN that the app was given for wake-ups."""
-        return self._listen_dsn
+        return self._location.listen_dsn
 
     @property
     def data_dir(self) -> Path | None:
         """The directory of the embedded server that the app was given; None: the default one."""
-        return self._data_dir
+        return self._location.data_dir
 
     def point_at(self, dsn: str | None, listen_dsn: str | None) -> None:
         """Use these when it is opened next, in place of those that it was given: for tests."""
-        self._dsn, self._listen_dsn = dsn, listen_dsn
+        self._location.dsn, self._location.listen_dsn = dsn, listen_dsn
 
     @property
     def is_open(self) -> bool:
@@ -303,8 +305,9 @@ class AioQueue(Controlling[Opened]):
         """Return the lock of opening and closing: new in each process and on each loop, which may come one after the other."""
         loop = asyncio.get_running_loop()
         if self._pid != os.getpid():
-            _inherited.extend([self._services, self._server, self._turns, self._turns_of])
-            self._services = self._server = self._turns_of = None
+            _inherited.extend([self._services, self._location, self._turns, self._turns_of])
+            self._services = self._turns_of = None
+            self._location = dataclasses.replace(self._location)
             self._opened, self._users, self._pid = False, 0, os.getpid()
         if self._turns_of is not loop:
             self._turns, self._turns_of = asyncio.Lock(), loop
@@ -342,20 +345,14 @@ class AioQueue(Controlling[Opened]):
         try:
             self._services = await once_reached(self._open_services, self.settings.pool.start_timeout, self.note_refusal)
         except BaseException:
-            self._leave_server()
+            self._location.leave()
             raise
         finally:
             self.refusal = None
 
     async def _open_services(self) -> Services:
-        dsn = await self._find_database()
-        return await Services.open(
-            dsn,
-            self._store,
-            self.settings,
-            self.observers,
-            listen_dsn=None if self._server else find_listen_dsn(self._listen_dsn),
-        )
+        dsn, listen_dsn = await self._location.find()
+        return await Services.open(dsn, self._store, self.settings, self.observers, listen_dsn=listen_dsn)
 
     async def _end(self) -> None:
         services, self._services = self._services, None
@@ -363,32 +360,7 @@ class AioQueue(Controlling[Opened]):
             if services is not None:
                 await services.close()
         finally:
-            self._leave_server()
-
-    async def _find_database(self) -> str:
-        dsn = find_dsn(self._dsn)
-        if dsn is None:
-            if not embedded.available():
-                raise no_dsn()
-            if self._server is None:
-                self._server = await asyncio.to_thread(embedded.start, self._data_dir)
-            await self._migrate_embedded(self._server)
-            dsn = self._server.dsn("worker")
-        elif self._auto_migrate:
-            await migrate.migrate(dsn, schema=self.settings.schema)
-        return dsn
-
-    async def _migrate_embedded(self, server: embedded.EmbeddedServer) -> None:
-        owner = server.dsn("owner")
-        before = await migrate.migrate(owner, schema=self.settings.schema)
-        if before.pending:
-            await migrate.grant(owner, role="aioqueue_worker", schema=self.settings.schema, kind="worker")
-            await migrate.grant(owner, role="aioqueue_client", schema=self.settings.schema, kind="client")
-
-    def _leave_server(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
+            self._location.leave()
 
     # The worker's side of wake-ups.
 
