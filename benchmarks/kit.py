@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -39,6 +40,14 @@ class Server:
         """Make an empty database and return its DSN."""
         name = f"bench_{os.getpid()}_{next(_numbers)}"
         self.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        self._made.append(name)
+        return self.dsn_of(name)
+
+    def copy(self, dsn: str) -> str:
+        """Make a database like another one of these, to which nobody is connected, and return its DSN."""
+        name, like = f"bench_{os.getpid()}_{next(_numbers)}", str(conninfo_to_dict(dsn)["dbname"])
+        statement = "CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY"
+        self.execute(sql.SQL(statement).format(sql.Identifier(name), sql.Identifier(like)))
         self._made.append(name)
         return self.dsn_of(name)
 
@@ -156,6 +165,34 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
     lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+class Promise(NamedTuple):
+    """One thing that aioqueue promises, and what this run measured of it; NaN: it did not measure it."""
+
+    what: str
+    measured: float
+    least: float | None = None
+    most: float | None = None
+    form: str = "{:.2f}"
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether it is kept; None: not measured."""
+        if math.isnan(self.measured):
+            return None
+        return (self.least is None or self.measured >= self.least) and (self.most is None or self.measured <= self.most)
+
+
+def promises(found: Iterable[Promise]) -> tuple[str, bool]:
+    """A table of what was promised, and whether none of it is broken."""
+    rows, kept = [], True
+    for one in found:
+        bounds = [f"{sign} {one.form.format(bound)}" for sign, bound in (("≥", one.least), ("≤", one.most)) if bound is not None]
+        kept = kept and one.kept is not False
+        measured = "not measured" if one.kept is None else one.form.format(one.measured)
+        rows.append((one.what, ", ".join(bounds), measured, {None: "–", True: "kept", False: "**not kept**"}[one.kept]))
+    return table(("promise", "bound", "measured", ""), rows), kept
 
 
 def say(text: str) -> None:

@@ -37,6 +37,8 @@ class Contestant:
     options: dict[str, Any] = field(default_factory=dict)
     slow: bool = False
     """Whether it is given a tenth of the jobs: it would take minutes."""
+    python: tuple[int, int] = (3, 11)
+    """The oldest Python that it runs on."""
 
     def command(self, cache: Path) -> tuple[list[str], dict[str, str], Path]:
         """Return program, environment and directory, installing what is missing; raises NotInstallable."""
@@ -49,7 +51,7 @@ class Contestant:
             env["PYTHONPATH"] = str(HERE.parent.parent)
             return [sys.executable, str(script)], env, HERE
         env.pop("PYTHONPATH", None)
-        return [str(python_environment(cache, self.packages)), str(script)], env, cache
+        return [str(python_environment(cache, self.packages, self.python)), str(script)], env, cache
 
 
 _PSYCOPG = "psycopg[binary,pool]>=3.2"
@@ -71,7 +73,7 @@ CONTESTANTS = {
         Contestant("chancy", "chancy_driver.py", ("chancy", _PSYCOPG)),
         Contestant("saq", "saq_driver.py", ("saq[postgres]", _PSYCOPG), slow=True),
         Contestant("awa", "awa_driver.py", ("awa-pg", _PSYCOPG)),
-        Contestant("oban", "oban_driver.py", ("oban", _PSYCOPG)),
+        Contestant("oban", "oban_driver.py", ("oban", _PSYCOPG), python=(3, 12)),
         Contestant("dbos", "dbos_driver.py", ("dbos", _PSYCOPG), slow=True),
     )
 }

@@ -32,14 +32,30 @@ def _run(command: list[str], cwd: Path | None = None, env: dict[str, str] | None
         raise NotInstallable(errors[-1][:200])
 
 
-def python_environment(cache: Path, packages: tuple[str, ...]) -> Path:
+def _interpreter(least: tuple[int, int]) -> str:
+    """This Python where it is new enough, else the oldest on PATH or of pyenv that is."""
+    if sys.version_info >= least:
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    for minor in range(least[1], least[1] + 5):
+        name = f"python{least[0]}.{minor}"
+        for found in [shutil.which(name), *sorted(map(str, pyenv.glob(f"{least[0]}.{minor}*/bin/{name}")))]:
+            # What pyenv puts on PATH fails for a version that is installed and not chosen.
+            if found is not None and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+                return found
+    raise NotInstallable(f"needs Python {least[0]}.{least[1]}")
+
+
+def python_environment(cache: Path, packages: tuple[str, ...], least: tuple[int, int] = (3, 11)) -> Path:
     """Return the interpreter of a venv with these packages; made when missing."""
-    home = cache / ("py-" + hashlib.sha256(" ".join((sys.version, *packages)).encode()).hexdigest()[:12])
+    interpreter = _interpreter(least)
+    which = sys.version if interpreter == sys.executable else interpreter
+    home = cache / ("py-" + hashlib.sha256(" ".join((which, *packages)).encode()).hexdigest()[:12])
     python = home / "bin" / "python"
     if not (home / "complete").exists():
         shutil.rmtree(home, ignore_errors=True)
         cache.mkdir(parents=True, exist_ok=True)
-        _run([sys.executable, "-m", "venv", str(home)])
+        _run([interpreter, "-m", "venv", str(home)])
         _run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages])
         (home / "complete").touch()
     return python
