@@ -25,7 +25,7 @@ from aioqueue.maintenance.tick import Ticker
 from aioqueue.outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Released, Snoozed, Succeeded
 from aioqueue.pending import encode, parts
 from aioqueue.settings import PoolSettings
-from aioqueue.store import LOWEST_ID, NOT_OWNED, WORKER_DEAD, LaneScan
+from aioqueue.store import LOCKED, LOWEST_ID, NOT_OWNED, WORKER_DEAD, LaneScan
 
 from .audit import FloorAudit
 from .model import LEASE, Chaos
@@ -197,11 +197,23 @@ class ChaosWorker:
         return Cancelled("cancelled on purpose")
 
     async def _write(self, outcomes: Mapping[UUID, tuple[Claimed, Outcome]]) -> dict[UUID, str]:
-        """Record outcomes of one worker's jobs, as its recorder does; the states of those that were accepted."""
-        others, succeeded, results = parts([encode(job, outcome) for job, outcome in outcomes.values()])
-        worker = next(job.worker for job, _ in outcomes.values())
-        states = await self._store.record(self.conn, worker=worker, outcomes=others, succeeded=succeeded, results=results)
-        return dict.fromkeys(outcomes, "succeeded") if states is None else states
+        """Record outcomes of one worker's jobs, as its recorder does; the states of those that were accepted.
+
+        One whose row somebody holds (a cancel in a transaction left open, a rescue) is sent again until it is let go.
+        """
+        states: dict[UUID, str] = {}
+        rest = dict(outcomes)
+        while rest:
+            others, succeeded, results = parts([encode(job, outcome) for job, outcome in rest.values()])
+            worker = next(job.worker for job, _ in rest.values())
+            found = await self._store.record(self.conn, worker=worker, outcomes=others, succeeded=succeeded, results=results)
+            found = dict.fromkeys(rest, "succeeded") if found is None else found
+            states |= {job_id: state for job_id, state in found.items() if state != LOCKED}
+            rest = {job_id: rest[job_id] for job_id, state in found.items() if state == LOCKED}
+            if rest:
+                self._chaos.counts["records that met a held row"] += len(rest)
+                await asyncio.sleep(0.01)
+        return states
 
     async def _record(self, jobs: Sequence[Claimed]) -> None:
         """Record outcomes of any kind; every job of a worker that lives must be accepted."""
@@ -239,6 +251,9 @@ class ChaosWorker:
                     await self._finish_here(job)
             async with self.conn.transaction():
                 await self._finish_here(job)
+        except psycopg.errors.LockNotAvailable:
+            self._chaos.counts["finishes that waited too long"] += 1
+            await self._record([job])
         except psycopg.Error as error:
             if error.sqlstate != NOT_OWNED:
                 raise
