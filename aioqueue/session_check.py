@@ -1,8 +1,10 @@
-"""Whether the engine of an application's sessions can carry jobs' transactions: looked at once, when a worker starts."""
+"""Whether the engine of an application's sessions can carry jobs' transactions: looked at once, when a worker starts.
+
+Whether policies hold for its role the doctor looks at, as for the worker's own (doctor/start.py).
+"""
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import psycopg
@@ -12,29 +14,30 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .database import Database, deadline
 from .errors import ConfigurationError
+from .session_factory import EngineSession
 from .settings import Settings
 from .sql import quote_schema
 
-logger = logging.getLogger("aioqueue")
-
 _WHERE = "pg_catalog.current_database()::text || ' ' || pg_catalog.pg_postmaster_start_time()::text"
 _LOOK = text(
-    f"SELECT {_WHERE}, pg_catalog.pg_backend_pid(), current_user::text, r.rolsuper OR r.rolbypassrls,"  # noqa: S608 - fixed parts
+    f"SELECT {_WHERE}, pg_catalog.pg_backend_pid(), current_user::text,"  # noqa: S608 - fixed parts
+    " coalesce(pg_catalog.current_setting(:setting, true), ''),"
     " ARRAY(SELECT f FROM unnest(ARRAY['finish', 'scrub', 'enqueue_many', 'cancel_job']) f WHERE NOT EXISTS (SELECT"
     " FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = :schema"
     " AND p.proname = f AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_function_privilege(p.oid,"
-    " 'EXECUTE'))) FROM pg_catalog.pg_roles r WHERE r.rolname = current_user"
+    " 'EXECUTE')))"
 )
 
 
-async def check_engine(engine: AsyncEngine, database: Database, settings: Settings) -> None:
-    """Raise ConfigurationError for an engine of another database, without rights, or behind a pooler."""
+async def check_engine(engine: AsyncEngine, database: Database, settings: Settings) -> EngineSession:
+    """Return whose its sessions are. Raises ConfigurationError: another database, no rights, or a pooler between."""
     async with database.runtime() as conn, deadline(conn, database.settings.deadline):
         row = await (await conn.execute(f"SELECT {_WHERE}")).fetchone()
     ours = None if row is None else row[0]
     try:
         async with engine.connect() as theirs:
-            where, pid, role, bypasses, missing = (await theirs.execute(_LOOK, {"schema": settings.schema})).one()
+            known = {"schema": settings.schema, "setting": settings.tenants.setting}
+            where, pid, role, tenant, missing = (await theirs.execute(_LOOK, known)).one()
             driver: Any = (await theirs.get_raw_connection()).driver_connection
             told = driver.get_server_pid() if hasattr(driver, "get_server_pid") else driver.info.backend_pid
     except (SQLAlchemyError, OSError) as error:
@@ -54,8 +57,4 @@ async def check_engine(engine: AsyncEngine, database: Database, settings: Settin
             "session: the engine leads through a pooler in transaction mode, where what a job leaves on its session would be "
             "other clients': give the factory an engine that connects directly"
         )
-    if bypasses and settings.tenants.role is None:
-        said = f"the engine's role {role} bypasses row-level security: policies do not isolate jobs that take a JobSession"
-        if settings.tenants.strict_rls:
-            raise ConfigurationError(f"session: {said}; connect as an ordinary role")
-        logger.warning("session: %s", said)
+    return EngineSession(role, tenant)

@@ -6,7 +6,7 @@ Opens nothing: session_transaction.py does.
 from __future__ import annotations
 
 import sys
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .errors import ConfigurationError
 
@@ -35,6 +35,14 @@ class SessionFactory(Protocol):
     def kw(self) -> dict[str, Any]:
         """What they are made with."""
         ...
+
+
+class EngineSession(NamedTuple):
+    """As whom a session of the engine begins, and for which tenant."""
+
+    role: str
+    tenant: str
+    """The value of the tenant setting before anybody has set it; empty: none."""
 
 
 def check_factory(given: object) -> SessionFactory:

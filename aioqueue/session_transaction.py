@@ -29,9 +29,10 @@ from .identity import MARKER, ROLE, Identity
 from .job import Claimed
 from .nested import Nesting
 from .pooler import SESSION
+from .reading import pairs
 from .session_check import check_engine
 from .session_driver import SET_BEFORE, Below, below
-from .session_factory import AUTOCOMMIT, engine_of
+from .session_factory import AUTOCOMMIT, EngineSession, engine_of
 from .session_guard import SWALLOWED, SessionConnection, SessionGuard, broke
 from .settings import Settings
 from .store import Store
@@ -97,12 +98,12 @@ class OpenSession:
         """What failed when the transaction was to be ended: its own constraints, the last statement, or nothing yet."""
 
     @classmethod
-    async def check(cls, database: Database, store: Store, settings: Settings) -> None:
-        """Look at a worker's start whether the engine's sessions can do it.
+    async def check(cls, database: Database, store: Store, settings: Settings) -> EngineSession:
+        """Look at a worker's start whether the engine's sessions can do it, and whose they are.
 
         Raises ConfigurationError where they cannot, psycopg.OperationalError where nobody answers.
         """
-        await check_engine(engine_of(settings.session), database, settings)
+        return await check_engine(engine_of(settings.session), database, settings)
 
     # -- beginning -------------------------------------------------------------------------------------------------------
 
@@ -221,7 +222,7 @@ class OpenSession:
     async def finish(self, result: str) -> None:
         """Record success and commit, together; see OpenTransaction.finish."""
         self._guard.check()
-        expected = json.dumps(self._terms.expected(self._role, self._user))
+        expected = pairs(self._terms.expected(self._role, self._user))
         self._guard.last = partial(self._send_last, (*self._job.fence, expected, result))
         try:
             async with self._as_runtime(self._settings.pool.deadline):

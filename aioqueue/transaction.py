@@ -23,6 +23,7 @@ from .job import Claimed
 from .job_connection import LEFT
 from .listen import Kind
 from .open_transaction import OpenTransaction
+from .session_factory import EngineSession
 from .settings import Settings
 from .store import Store
 from .terms import MISCONFIGURED
@@ -68,8 +69,8 @@ class OpenedSession(Opened, Protocol):
 class SessionOpener(Protocol):
     """What `HeldSession.opener` is."""
 
-    async def check(self, database: Database, store: Store, settings: Settings) -> None:
-        """Look at a worker's start whether sessions can be had. Raises ConfigurationError."""
+    async def check(self, database: Database, store: Store, settings: Settings) -> EngineSession:
+        """Look at a worker's start whether sessions can be had, and whose they are. Raises ConfigurationError."""
         ...
 
     def __call__(

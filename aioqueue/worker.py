@@ -47,7 +47,7 @@ from .record import Recorder
 from .renew import Heartbeat
 from .report import Reporter
 from .run import Runner
-from .session_factory import connections_of
+from .session_factory import EngineSession, connections_of
 from .settings import DEFAULT_QUEUE, Settings, WorkerSettings, parse_queues
 from .slots import Slots
 from .stop import LAST_WORD, Stop
@@ -120,9 +120,11 @@ class Worker:
         self.started = started
         """Set once the worker has its row and claims."""
 
-        self._check: Callable[[], Awaitable[object]] = lambda: check_start(database, store, observers, settings.tenants)
+        self._check: Callable[[EngineSession | None], Awaitable[object]] = lambda engine: check_start(
+            database, store, observers, settings.tenants, engine
+        )
         sessions = next((t.definition.session for t in tasks.values() if t.definition.session is not None), None)
-        self._check_sessions: Callable[[], Awaitable[object]] | None = (
+        self._check_sessions: Callable[[], Awaitable[EngineSession]] | None = (
             None if sessions is None else lambda: sessions.opener.check(database, store, settings)
         )
         factory = None if sessions is None else settings.session
@@ -301,9 +303,7 @@ class Worker:
         ]
 
     async def _start(self) -> None:
-        await self._check()
-        if self._check_sessions is not None:
-            await self._check_sessions()
+        await self._check(None if self._check_sessions is None else await self._check_sessions())
         await self.heartbeat.register()
 
     def _note_refusal(self, error: str) -> None:

@@ -29,6 +29,7 @@ from aioqueue import (
     TransactionViolation,
 )
 from aioqueue.contrib.sqlalchemy import JobSession
+from aioqueue.errors import UnsafeDatabase
 from aioqueue.outcome import Failed, Reason
 from tests.kit import Bench, bench
 from tests.postgres import Database
@@ -177,7 +178,7 @@ async def test_a_worker_does_not_start_with_an_engine_that_cannot_do_it(
         await start(AioQueue(worker_dsn, schema=schema, session=async_sessionmaker()))
     boss = make_engine(database.dsn("superuser"), driver)
     strict = TenantSettings(strict_rls=True)
-    with pytest.raises(ConfigurationError, match="bypasses row-level security"):
+    with pytest.raises(UnsafeDatabase, match="is a superuser"):
         await start(AioQueue(worker_dsn, schema=schema, session=async_sessionmaker(boss), tenants=strict))
     await boss.dispose()
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from dataclasses import asdict
 from itertools import groupby
+from typing import Any
 
 import click
+import psycopg
 
+from aioqueue.app import AioQueue
 from aioqueue.database import Database
 from aioqueue.doctor.examination import Examination
 from aioqueue.doctor.examine import Report, examine
 from aioqueue.dsn import find_listen_dsn
+from aioqueue.errors import ConfigurationError
+from aioqueue.session_factory import EngineSession, engine_of
 from aioqueue.settings import PoolSettings, TenantSettings
 from aioqueue.store import Store
 
@@ -48,6 +53,7 @@ async def _examine(common: Common) -> Report:
     with reach(common, role="worker") as place:
         listen_dsn = None if place.embedded else find_listen_dsn(None if app is None else app.listen_dsn)
         database = Database(place.dsn, PoolSettings(), listen_dsn=listen_dsn)
+        engine, unknown = await _engine(app, database)
         async with await database.connect() as conn:
             examination = Examination(
                 conn=conn,
@@ -55,14 +61,32 @@ async def _examine(common: Common) -> Report:
                 setting=tenants.setting,
                 strict=tenants.strict_rls,
                 taken=tenants.role if isinstance(tenants.role, str) else None,
+                engine=engine,
                 listen=database.connect_listener if database.can_listen else None,
                 pooler=database.pooler,
             )
+            examination.unseen.extend(unknown)
             if callable(tenants.role):
                 examination.unseen.append(
                     "the roles that jobs take on: a function of the app chooses; the worker's own was looked at"
                 )
             return await examine(examination)
+
+
+async def _engine(app: AioQueue[Any] | None, database: Database) -> tuple[EngineSession | None, list[str]]:
+    """Return whose the sessions of the app's tasks are, where there are any; else what cannot be seen then."""
+    tasks = [] if app is None else app.tasks.values()
+    session = next((task.definition.session for task in tasks if task.definition.session is not None), None)
+    if app is None or session is None:
+        return None, []
+    await database.open()
+    try:
+        return await session.opener.check(database, app.store, app.settings), []
+    except (ConfigurationError, psycopg.OperationalError) as error:
+        return None, [f"the role that jobs with a JobSession have: {error}"]
+    finally:
+        await engine_of(app.settings.session).dispose()
+        await database.close()
 
 
 def _print(report: Report) -> None:

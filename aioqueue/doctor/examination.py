@@ -15,6 +15,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.rows import dict_row
 
 from aioqueue.pooler import execute
+from aioqueue.session_factory import EngineSession
 from aioqueue.sql import as_sql, checks, tables
 from aioqueue.store import Store
 
@@ -34,6 +35,8 @@ class Examination:
     """Whether the application relies on row-level security (TenantSettings.strict_rls)."""
     taken: str | None = None
     """Role that jobs' transactions take on; None: the worker's own."""
+    engine: EngineSession | None = None
+    """Whose the sessions of tasks with a JobSession are, where there are any: of another engine, with a role of its own."""
     roles: list[str] = field(default_factory=list)
     """Roles whose rights are looked at: those that run jobs. Found by `find_roles`."""
     tables: list[int] = field(default_factory=list)
@@ -74,8 +77,10 @@ class Examination:
         return await cursor.fetchall()
 
     async def find_roles(self, *, mine: bool = False) -> None:
-        """Find whose rights count: those of the session's role (`mine`), else of the roles that were granted a worker's."""
+        """Find whose rights count: those of the session's role (`mine`), else of all workers' roles; the engine's."""
         self.roles = [row["role"] for row in await self.rows("worker_roles", mine=mine, taken=self.taken)]
+        if self.engine is not None and self.taken is None and self.engine.role not in self.roles:
+            self.roles.append(self.engine.role)
 
     async def find_tenant_tables(self) -> None:
         """Find the tables whose policies read the tenant setting."""

@@ -14,6 +14,7 @@ from aioqueue.database import Database, connection_lost
 from aioqueue.errors import UnsafeDatabase
 from aioqueue.events import Observers, RisksFound
 from aioqueue.finding import Finding, Kind, Severity
+from aioqueue.session_factory import EngineSession
 from aioqueue.settings import TenantSettings
 from aioqueue.store import Store
 
@@ -32,9 +33,14 @@ SECONDS = 30.0
 """Seconds that all checks of a start may take."""
 
 
-async def check_start(database: Database, store: Store, observers: Observers, tenants: TenantSettings) -> None:
-    """Make the checks of a worker's start. Raises UnsafeDatabase; psycopg.OperationalError where the database is not there."""
-    findings = await _look(database, store, tenants)
+async def check_start(
+    database: Database, store: Store, observers: Observers, tenants: TenantSettings, engine: EngineSession | None = None
+) -> None:
+    """Make the checks of a worker's start, for its own role and that of the `engine` of its jobs' sessions.
+
+    Raises UnsafeDatabase; psycopg.OperationalError where the database is not there.
+    """
+    findings = await _look(database, store, tenants, engine)
     if not findings:
         return
     if tenants.strict_rls or any(finding.code == POLICY.code for finding in findings):
@@ -44,11 +50,13 @@ async def check_start(database: Database, store: Store, observers: Observers, te
     observers.emit(RisksFound(tuple(findings)))
 
 
-async def _look(database: Database, store: Store, tenants: TenantSettings) -> list[Finding]:
+async def _look(database: Database, store: Store, tenants: TenantSettings, engine: EngineSession | None) -> list[Finding]:
     try:
         async with database.runtime(SECONDS) as conn:
             taken = tenants.role if isinstance(tenants.role, str) else None
-            examination = Examination(conn=conn, store=store, setting=tenants.setting, strict=tenants.strict_rls, taken=taken)
+            examination = Examination(
+                conn=conn, store=store, setting=tenants.setting, strict=tenants.strict_rls, taken=taken, engine=engine
+            )
             return await examine_start(examination)
     except psycopg.Error as error:
         if connection_lost(error):

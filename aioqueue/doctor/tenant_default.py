@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aioqueue.finding import Finding, Kind, Severity
 
-from .examination import Examination
+from .examination import Examination, quoted
 
 DEFAULT = Kind(
     "tenant-default",
@@ -17,7 +17,8 @@ async def look(examination: Examination) -> list[Finding]:
     """Find defaults of the tenant setting."""
     setting = examination.setting
     found = []
-    for row in await examination.rows("tenant_default"):
+    rows = await examination.rows("tenant_default")
+    for row in rows:
         role, database = row["role"], row["database"]
         if not row["stored"]:
             what = f"a new session has {setting} = {row['value']!r}, which no ALTER ROLE or ALTER DATABASE has set"
@@ -30,4 +31,12 @@ async def look(examination: Examination) -> list[Finding]:
             whose = "of every role" if role is None else f"of role {role}" + (f" in database {database}" if database else "")
             fix = f"ALTER ROLE {role or 'ALL'}{within} RESET {setting};"
         found.append(DEFAULT.found(f"the sessions {whose} begin with {setting} = {row['value']!r}", fix=fix))
+    engine = examination.engine
+    if engine is not None and engine.tenant:
+        known = [row["value"] for row in rows if row["role"] in (None, quoted(engine.role), engine.role)]
+        if engine.tenant not in known:
+            what = (
+                f"a new session of session='s engine has {setting} = {engine.tenant!r}, which no ALTER ROLE or DATABASE has set"
+            )
+            found.append(DEFAULT.found(what, fix=f"take {setting} out of the engine's connect_args or its URL's options"))
     return found
