@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 from functools import cache
 from typing import Any
@@ -26,6 +25,7 @@ from .job import Claimed
 from .job_connection import LEFT, JobConnection
 from .nested import Nesting, OnConnection
 from .pooler import SESSION, PoolConnection, SharedConnection, sever
+from .reading import pairs
 from .settings import Settings
 from .store import Store
 from .terms import Terms, read_back, refusal_of_end
@@ -175,8 +175,7 @@ class OpenTransaction:
         if self._identity.role is not None:
             trip.add(KEEP_ROLE, [ROLE])
             trip.add(SET_ROLE, [self._role])
-        # Not prepared: user code may have deallocated what was, by a statement in which psycopg does not see it.
-        trip.add(self._store.wired[statement], (*self._job.fence, json.dumps(self._expected), *result))
+        trip.add(self._store.wired[statement], (*self._job.fence, pairs(self._expected), *result), prepare=True)
         commit = trip.add(b"COMMIT")
         scrub = self._add_scrub(trip)
         following = self._follow(trip)
@@ -226,6 +225,11 @@ class OpenTransaction:
             return error
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return TransactionViolation("the task broke its transaction: the role it changed to (SET ROLE) may not end it")
+        if isinstance(error, psycopg.errors.InvalidSqlStatementName):
+            return TransactionViolation(
+                "the task broke its transaction: it deallocated what the connection had prepared (DEALLOCATE, where the driver "
+                "does not see it)"
+            )
         return refusal_of_end(self._job, error, error.sqlstate, str(error))
 
     def _add_scrub(self, trip: Trip) -> int:

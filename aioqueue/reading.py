@@ -33,6 +33,17 @@ def array(values: Iterable[object]) -> str:
     return "{" + ",".join("NULL" if value is None else str(value) for value in values) + "}"
 
 
+def pairs(values: Mapping[str, str]) -> str:
+    # An array literal of names and values, two by two: what finish and confirm take as settings.
+    return "{" + ",".join([f"{{{_quoted(name)},{_quoted(value)}}}" for name, value in values.items()]) + "}"
+
+
+def _quoted(text: str) -> str:
+    if "\\" in text or '"' in text:
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
+
+
 class Reading:
     """The statements, bound to one schema; `calls` are those of functions."""
 

@@ -22,7 +22,7 @@ from .floor import Snapshot
 from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
 from .limit_store import LimitStore
 from .pooler import execute_in_thread
-from .reading import array
+from .reading import array, pairs
 from .states import Progress
 
 WORKER_DEAD = "AQ001"
@@ -59,12 +59,12 @@ _CALLS = {
     "prune_default": "SELECT aioqueue.prune_default(%s::double precision, %s::double precision, %s::integer)",
     "record": "SELECT * FROM aioqueue.record(%s::bigint, %s::text::jsonb, %s::uuid[], %s::bigint[], %s::bigint[],"
     " %s::integer[], %s::text::jsonb)",
-    "finish": "SELECT aioqueue.finish(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer,"
-    " %s::pg_catalog.text::pg_catalog.jsonb, %s::pg_catalog.text::pg_catalog.jsonb)",
+    "finish": "SELECT aioqueue.finish(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer, NULL,"
+    " p_settings => %s::pg_catalog.text::pg_catalog.text[], p_result => %s::pg_catalog.text::pg_catalog.jsonb)",
     "read_back": "SELECT aioqueue.read_back(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer)",
     "unknown_claims": "SELECT * FROM aioqueue.unknown_claims(%s::bigint)",
-    "confirm": "SELECT aioqueue.confirm(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer,"
-    " %s::pg_catalog.text::pg_catalog.jsonb)",
+    "confirm": "SELECT aioqueue.confirm(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer, NULL,"
+    " p_settings => %s::pg_catalog.text::pg_catalog.text[])",
     "register_worker": "SELECT aioqueue.register_worker(%s::bigint, %s::text, %s::integer, %s::text, %s::text[], %s::integer,"
     " %s::double precision, %s::text::jsonb, %s::integer)",
     "beat": "SELECT aioqueue.beat(%s::bigint, %s::double precision, %s::integer, %s::text[])",
@@ -341,11 +341,11 @@ class Store(LimitStore):
 
         `expected`: the settings that must be as they were when it began.
         """
-        await self.execute(conn, "finish", (*job.fence, json.dumps(expected), result))
+        await self.execute(conn, "finish", (*job.fence, pairs(expected), result))
 
     async def confirm(self, conn: AsyncConnection[Any], job: Claimed, *, expected: Mapping[str, str]) -> None:
         """Hold the job for this worker until the commit; psycopg.Error with SQLSTATE AQ002 or AQ003. `expected` as in finish."""
-        await self.execute(conn, "confirm", (*job.fence, json.dumps(expected)))
+        await self.execute(conn, "confirm", (*job.fence, pairs(expected)))
 
     async def read_back(self, conn: AsyncConnection[Any], job: Claimed) -> str:
         """After a commit without an answer: 'succeeded', 'ours' (it did not commit) or 'lost'."""

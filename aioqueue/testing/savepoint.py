@@ -6,7 +6,6 @@ Begins and ends nothing but savepoints: no COMMIT, and no scrub, which would tak
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from typing import Any, LiteralString, cast
 
@@ -22,6 +21,7 @@ from aioqueue.job_connection import LEFT, JobConnection
 from aioqueue.nested import Nesting, OnConnection
 from aioqueue.open_transaction import check_end
 from aioqueue.pooler import PoolConnection
+from aioqueue.reading import pairs
 from aioqueue.settings import Settings
 from aioqueue.store import Store
 from aioqueue.terms import Terms, refusal_of_end
@@ -114,7 +114,7 @@ class SavepointTransaction:
         try:
             if terms.identity.role is not None:
                 await self._store.leave_role(self._conn, self._role, seen=ROLE)
-            await self._store.execute(self._conn, statement, (*terms.job.fence, json.dumps(expected), *result))
+            await self._store.execute(self._conn, statement, (*terms.job.fence, pairs(expected), *result))
         except psycopg.Error as error:
             raise refusal_of_end(terms.job, error, error.sqlstate, str(error)) from None
         await run_statement(self._conn, f"RELEASE SAVEPOINT {POINT}")

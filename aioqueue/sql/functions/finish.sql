@@ -1,18 +1,22 @@
 -- finish: running → succeeded, as the last statement of the job's own transaction, so that its writes and its success
 -- commit together. Raises AQ003 when the transaction is no longer the job's (check_transaction), AQ002 when the job is no
 -- longer this worker's: then nothing of it can commit. Locks one live row, served by live_pkey.
+-- Older code gives what is checked as p_expected, an object.
 -- The limited keys that it held are free with the commit; the worker unparks after it.
 CREATE OR REPLACE FUNCTION aioqueue.finish(
     p_worker bigint, p_lane bigint, p_vt bigint, p_job_id uuid, p_attempt integer,
-    p_expected jsonb, p_result jsonb
+    p_expected jsonb, p_result jsonb, p_settings text[] DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
-DECLARE began timestamptz; spares integer;
+DECLARE began timestamptz; spares integer; ours boolean;
 BEGIN
-    PERFORM aioqueue.check_transaction(p_expected);
+    IF p_settings IS NULL THEN
+        SELECT array_agg(ARRAY[e.key, e.value]) INTO p_settings FROM jsonb_each_text(p_expected) AS e (key, value);
+    END IF;
+    ours := aioqueue.check_transaction(p_settings);
     DELETE FROM aioqueue.live l
      WHERE l.lane = p_lane AND l.vt = p_vt AND l.job_id = p_job_id AND l.worker = p_worker AND l.attempt = p_attempt
     RETURNING l.claimed_at, l.spared INTO began, spares;

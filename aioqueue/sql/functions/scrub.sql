@@ -3,7 +3,7 @@
 -- statements of the driver are still prepared: a job may have deallocated them without its knowing.
 CREATE OR REPLACE FUNCTION aioqueue.scrub() RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
-DECLARE prepared text[]; kept bigint;
+DECLARE left_behind boolean; kept bigint; name text;
 BEGIN
     SET SESSION AUTHORIZATION DEFAULT;
     RESET ALL;
@@ -11,11 +11,13 @@ BEGIN
     PERFORM pg_catalog.pg_advisory_unlock_all();
     EXECUTE 'CLOSE ALL';  -- plpgsql has a CLOSE of its own
     -- Those of the driver stay: DISCARD ALL would break them.
-    SELECT pg_catalog.array_agg(p.name) FILTER (WHERE p.from_sql), pg_catalog.count(*) FILTER (WHERE NOT p.from_sql)
-      INTO prepared, kept FROM pg_catalog.pg_prepared_statements p;
-    FOR i IN 1..coalesce(pg_catalog.cardinality(prepared), 0) LOOP
-        EXECUTE pg_catalog.format('DEALLOCATE %I', prepared[i]);
-    END LOOP;
+    SELECT pg_catalog.bool_or(p.from_sql), pg_catalog.count(*) FILTER (WHERE NOT p.from_sql)
+      INTO left_behind, kept FROM pg_catalog.pg_prepared_statement() p;
+    IF left_behind THEN
+        FOR name IN SELECT p.name FROM pg_catalog.pg_prepared_statement() p WHERE p.from_sql LOOP
+            EXECUTE pg_catalog.format('DEALLOCATE %I', name);
+        END LOOP;
+    END IF;
     DISCARD TEMP;
     DISCARD SEQUENCES;
     RETURN kept;
