@@ -6,6 +6,7 @@ behind a transaction-mode pooler too. Nothing else in aioqueue runs DDL.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shlex
 import time
@@ -28,6 +29,12 @@ ANSWER_SECONDS = 10.0
 """Seconds that one small call may take."""
 MIGRATE_SECONDS = 600.0
 """Seconds that a migration may take in all, unless told otherwise."""
+LOCK_SECONDS = 0.7
+"""Seconds that a migration waits for a table: claims that come meanwhile wait behind it."""
+PAUSES = (1.0, 2.0, 4.0, 8.0)
+"""Seconds between its attempts."""
+TURN_SECONDS = 60.0
+"""Seconds that it waits for another migration of the schema to end."""
 
 CLIENT_FUNCTIONS = (
     "enqueue", "enqueue_many", "cancel_job", "retry_job", "read_outcomes", "job_status", "notify",
@@ -48,6 +55,10 @@ CREATE TABLE IF NOT EXISTS aioqueue.schema_version (
     applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 """
+
+
+class SchemaLocked(psycopg.errors.LockNotAvailable):
+    """Somebody holds a table that a migration changes, or migrates for long; nothing was changed. The message says who."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +195,10 @@ async def _within(conn: psycopg.AsyncConnection, seconds: float) -> AsyncIterato
 async def migrate(dsn: str, *, schema: str = DEFAULT_SCHEMA, timeout: float = MIGRATE_SECONDS) -> SchemaStatus:
     """Apply what is pending, as the role of `dsn`, which becomes (or is) the owner; return what there was before.
 
-    One transaction: it is all there afterwards, or nothing. Safe to run from many processes at once. Raises
-    psycopg.errors.LockNotAvailable where a table stays locked for 5 s: run it again; psycopg.OperationalError where the
-    server gives no first answer within 10 s, or all of it has taken `timeout` seconds.
+    One transaction: it is all there afterwards, or nothing. Safe to run from many processes at once. Where a table is locked it
+    tries again for about 20 s, so that nobody's work waits behind it, and then raises SchemaLocked, which names the holder: run
+    it again. Raises psycopg.OperationalError where the server gives no first answer within 10 s, or all of it has taken
+    `timeout` seconds.
     """
     check_schema_name(schema)
     async with connect(dsn, timeout) as conn:
@@ -194,32 +206,78 @@ async def migrate(dsn: str, *, schema: str = DEFAULT_SCHEMA, timeout: float = MI
         await conn.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         async with _within(conn, min(ANSWER_SECONDS, timeout)):
             await _check_encoding(conn)
-            await conn.execute("SET LOCAL lock_timeout = '60s'")
-        await conn.execute(
-            "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0))",
-            (f"aioqueue migrate {schema}",),
-        )
-        before = await status(conn, schema=schema)
-        if before.pending:
-            holders = await _holders(conn, schema=schema)
-            await conn.execute("SET LOCAL lock_timeout = '5s'")
-            await conn.execute("SET LOCAL check_function_bodies = off")
-            cursor = await conn.execute("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s", (schema,))
-            if await cursor.fetchone() is None:
-                await conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-            text = _script(schema=schema, since=before.version)
-            if before.version == 0:
-                # An existing schema is used as it is: CREATE SCHEMA IF NOT EXISTS would ask for the right to create one.
-                text = text.partition("\n")[2]
-            await conn.execute(_as_it_is(text))
-            for kind, role in holders:
-                await conn.execute(_as_it_is(grants(role=role, schema=schema, kind=kind)))
-        if not before.pending:
-            # What its workers leave out because it takes too long beside their work, if anything.
-            with contextlib.suppress(psycopg.errors.LockNotAvailable):
-                async with conn.transaction():
-                    await conn.execute(as_sql(f"SELECT {_MAKE_RANGES}", schema))
+        for pause in (*PAUSES, None):
+            turn = False
+            try:
+                await conn.execute(as_sql(f"SET LOCAL lock_timeout = '{TURN_SECONDS:.3f}s'", schema))
+                await conn.execute(
+                    "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0))", (_lock(schema),)
+                )
+                turn = True
+                return await _bring_up(conn, schema=schema)
+            except psycopg.errors.LockNotAvailable as error:
+                await conn.rollback()
+                if pause is None or not turn:
+                    raise SchemaLocked(await _locked(conn, schema=schema)) from error
+            await asyncio.sleep(pause)
+    raise AssertionError  # the last attempt returns or raises
+
+
+async def _bring_up(conn: psycopg.AsyncConnection, *, schema: str) -> SchemaStatus:
+    before = await status(conn, schema=schema)
+    if before.pending:
+        holders = await _holders(conn, schema=schema)
+        await conn.execute(as_sql(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:.3f}s'", schema))
+        await conn.execute("SET LOCAL check_function_bodies = off")
+        cursor = await conn.execute("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s", (schema,))
+        if await cursor.fetchone() is None:
+            await conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+        text = _script(schema=schema, since=before.version)
+        if before.version == 0:
+            # An existing schema is used as it is: CREATE SCHEMA IF NOT EXISTS would ask for the right to create one.
+            text = text.partition("\n")[2]
+        await conn.execute(_as_it_is(text))
+        for kind, role in holders:
+            await conn.execute(_as_it_is(grants(role=role, schema=schema, kind=kind)))
+    else:
+        # What its workers leave out because it takes too long beside their work, if anything.
+        with contextlib.suppress(psycopg.errors.LockNotAvailable):
+            async with conn.transaction():
+                await conn.execute(as_sql(f"SELECT {_MAKE_RANGES}", schema))
     return before
+
+
+def _lock(schema: str) -> str:
+    return f"aioqueue migrate {schema}"
+
+
+async def _locked(conn: psycopg.AsyncConnection, *, schema: str) -> str:
+    """Say who holds a lock of the schema's tables, or that of its migrations, the longest in its transaction."""
+    cursor = await conn.execute(
+        "SELECT l.pid, a.usename, a.application_name, a.state, pg_catalog.date_part('epoch', clock_timestamp() - a.xact_start),"
+        " pg_catalog.string_agg(DISTINCT c.relname, ', ' ORDER BY c.relname)"
+        " FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid"
+        " LEFT JOIN pg_catalog.pg_class c ON l.locktype = 'relation' AND c.oid = l.relation AND c.relkind IN ('r', 'p')"
+        " AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = %s)"
+        " WHERE l.granted AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()"
+        " AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())"
+        " AND (c.oid IS NOT NULL OR l.locktype = 'advisory' AND l.objsubid = 1"
+        " AND (l.classid::bigint << 32 | l.objid::bigint) = pg_catalog.hashtextextended(%s, 0))"
+        " GROUP BY l.pid, l.virtualtransaction, a.usename, a.application_name, a.state, a.xact_start"
+        " ORDER BY a.xact_start LIMIT 1",
+        (schema, _lock(schema)),
+    )
+    found = await cursor.fetchone()
+    end = "nothing was changed; run it again"
+    if found is None:
+        return f"somebody held the schema's tables until now: {end}"
+    pid, user, application, state, seconds, tables = found
+    held = "migrates this schema" if tables is None else f"holds {tables}"
+    if pid is None:
+        return f"a prepared transaction {held}: {end} when it has ended; pg_prepared_xacts names it"
+    since = "" if seconds is None else f" for {seconds:.0f} s"
+    who = f"session {pid} of {user or 'another role'} ({application or 'no name'}, {state or 'what it does is not shown'}{since})"
+    return f"{who} {held}: {end} when it has ended, or end it: SELECT pg_terminate_backend({pid})"
 
 
 async def _check_encoding(conn: psycopg.AsyncConnection) -> None:

@@ -316,3 +316,67 @@ def test_no_later_migration_serves_older_code() -> None:
     serves = [m.serves for m in migrations()]
     assert serves == sorted(serves)
     assert all(m.serves <= m.version for m in migrations())
+
+
+LATER = Migration(migrate.code_version() + 1, 1, "later", "-- serves: 1\nALTER TABLE aioqueue.live ADD later integer;")
+HOLDS = {
+    "a reader": "SELECT FROM aioqueue.live",
+    "a writer": "SELECT FROM aioqueue.live FOR UPDATE",
+    "a prepared transaction": "LOCK aioqueue.live; PREPARE TRANSACTION 'forgotten'",
+    "a migration": "SELECT pg_advisory_xact_lock(hashtextextended('aioqueue migrate ' || $${schema}$$, 0))",
+}
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A migration that changes a table is pending, and its attempts are short."""
+    monkeypatch.setattr(migrate, "migrations", lambda: (*migrations(), LATER))
+    monkeypatch.setattr(migrate, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(migrate, "TURN_SECONDS", 0.05)
+    monkeypatch.setattr(migrate, "PAUSES", (0.01, 0.01))
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize("by", HOLDS)
+async def test_a_lock_that_somebody_holds_is_given_up_on_by_name_and_nothing_is_changed(
+    own_database: Database, schema: str, by: str
+) -> None:
+    dsn = own_database.dsn("owner")
+    async with connected(own_database) as watch:
+        before = await migrate.status(watch, schema=schema)
+        async with await psycopg.AsyncConnection.connect(dsn, application_name="the long report") as holder:
+            for statement in HOLDS[by].replace("{schema}", schema).split(";"):
+                await holder.execute(place(statement, schema).encode())
+            with pytest.raises(migrate.SchemaLocked) as caught:
+                await migrate.migrate(dsn, schema=schema)
+            said, pid = str(caught.value), holder.info.backend_pid
+            session = f"session {pid} of aioqueue_owner (the long report, idle in transaction for 0 s)"
+            again = f"nothing was changed; run it again when it has ended, or end it: SELECT pg_terminate_backend({pid})"
+            assert said == {
+                "a prepared transaction": "a prepared transaction holds live: nothing was changed; run it again when it has "
+                "ended; pg_prepared_xacts names it",
+                "a migration": f"{session} migrates this schema: {again}",
+            }.get(by, f"{session} holds live: {again}")
+            assert await migrate.status(watch, schema=schema) == before, "nothing half-done"
+            if by == "a prepared transaction":
+                await watch.execute("ROLLBACK PREPARED 'forgotten'")
+        assert (await migrate.migrate(dsn, schema=schema)).pending == (f"{LATER.version:04d}_later",)
+        assert (await migrate.status(watch, schema=schema)).fits
+
+
+@pytest.mark.usefixtures("later")
+async def test_a_lock_that_is_let_go_meanwhile_is_waited_for(
+    own_database: Database, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dsn = own_database.dsn("owner")
+    async with await psycopg.AsyncConnection.connect(dsn) as holder:
+        await holder.execute(place("SELECT FROM aioqueue.live", schema).encode())
+
+        class LettingGo(tuple[float, ...]):
+            def __iter__(self) -> Any:
+                yield 0.0
+                holder.pgconn.finish()
+                yield 0.0
+
+        monkeypatch.setattr(migrate, "PAUSES", LettingGo())
+        assert (await migrate.migrate(dsn, schema=schema)).pending

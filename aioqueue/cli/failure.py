@@ -26,6 +26,7 @@ from aioqueue.errors import (
     UnsafeDatabase,
 )
 from aioqueue.lines import one_line
+from aioqueue.migrate import SchemaLocked
 
 FAILED = 1
 USAGE = 2
@@ -95,6 +96,8 @@ def explain(error: BaseException) -> Failure:
             "retry jobs by their ids; use the DSN of a role that may, or have the owner run: "
             "python -m aioqueue migrate --grants ROLE (that makes a worker of it; with --as client, a client)"
         )
+    if isinstance(error, SchemaLocked):
+        return Failure(text)
     if isinstance(error, psycopg.errors.LockNotAvailable):
         return Failure(f"{text}: somebody holds a table; nothing was changed, run it again")
     if isinstance(error, psycopg.Error) and connection_lost(error):
