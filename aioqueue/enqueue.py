@@ -29,14 +29,15 @@ from .callers.refusal import refusal
 from .context import HeldSession, InTransaction, JobTransaction, current_job
 from .database import AllInUse, connection_lost
 from .errors import DuplicateJob, InvalidOption, JobNotFound, RetryRefused, TenantRequired, TransactionAborted, UnknownTask
-from .job import Job, JobSource, JobState, NewJob
+from .job import Job, JobSource, JobState
 from .job_connection import JobConnection
 from .listen import Kind
+from .new_jobs import NewJobs
 from .options import Options
 from .payload import check_json
 from .services import Services
 from .settings import Settings
-from .store import Store, jobs_json
+from .store import Store
 from .task import Opened, TaskRegistry
 from .wakeup import Notifier
 
@@ -59,7 +60,7 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
     """The app's tasks, and what brings their jobs into the database."""
 
     settings: Settings
-    write_outside: Callable[[Sequence[NewJob]], Awaitable[None]] | None = None
+    write_outside: Callable[[NewJobs], Awaitable[None]] | None = None
     """Writes the jobs that join no transaction, in place of the pool: for tests, which roll them back."""
 
     @property
@@ -93,7 +94,7 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
         """Make the handle of a job; `on` the app, it leaves the running job's tenant, as the enqueue did."""
         return Job(job_id, source=self, decode=decode, tenant=tenant, leaves_tenant=on is self)
 
-    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
+    async def enqueue_jobs(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
         """Write the jobs, all or none: on `on`, else in the running job's own transaction, else on the pool.
 
         Returns them with the tenants that they have got.
@@ -104,22 +105,22 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
             await (self.write_outside or self._enqueue_on_pool)(jobs)
             return jobs
         caller = _awaited(on)
-        with _refusals(jobs):
-            xid = await caller.fetch(self._statements.enqueue_many, jobs_json(jobs))
+        with _refusals():
+            xid = await caller.fetch(self._statements.enqueue_alike, *jobs.parameters)
         if isinstance(on, InTransaction):
             on.hints.add("ready")
-            on.enqueued.update(job.id for job in jobs)
+            on.enqueued.update(jobs.ids)
         else:
-            self._watch(caller, xid, [job.id for job in jobs], kinds=("ready",))
+            self._watch(caller, xid, jobs.ids, kinds=("ready",))
         return jobs
 
-    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
+    def enqueue_jobs_sync(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
         """Do as `enqueue_jobs` on the connection or session `on`, which blocks."""
         jobs = self._prepared(jobs, on)
         caller = _blocking(on)
-        with _refusals(jobs):
-            xid = caller.fetch(self._statements.enqueue_many, jobs_json(jobs))
-        self._watch(caller, xid, [job.id for job in jobs], kinds=("ready",))
+        with _refusals():
+            xid = caller.fetch(self._statements.enqueue_alike, *jobs.parameters)
+        self._watch(caller, xid, jobs.ids, kinds=("ready",))
         return jobs
 
     async def cancel_job(self, job: Job[Any], *, on: object | None) -> JobState:
@@ -134,7 +135,7 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
                 services.notifier.hint(kind)
         else:
             caller = _awaited(on)
-            with _refusals([]):
+            with _refusals():
                 answer = await caller.fetch(self._statements.cancel_job, str(job.id), tenant)
             word, _, xid = (answer or "").partition(" ")
             state = JobState(word) if word else None
@@ -151,7 +152,7 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
         tenant = as_seen_here(job).tenant
         on = self._joined(on)
         new: UUID | None
-        with _refusals([]), _retries(job.id):
+        with _refusals(), _retries(job.id):
             if on is None:
                 services = self.services("retry()")
                 async with services.database.for_caller() as conn:
@@ -207,7 +208,7 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
         (job,) = await self.enqueue_jobs(jobs, on=on)
         return self.handle(job.id, None, job.tenant, on=on)
 
-    async def _enqueue_on_pool(self, jobs: Sequence[NewJob]) -> None:
+    async def _enqueue_on_pool(self, jobs: NewJobs) -> None:
         services = self.services("enqueue")
         # Every connection may have died in the pool; a server that hangs is not waited for without end.
         tries = max(TRIES, self.settings.pool.size + 1)
@@ -215,8 +216,8 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
         for attempt in range(1, tries + 1):
             try:
                 async with services.database.for_caller() as conn:
-                    with _refusals(jobs):
-                        await self.store.enqueue_many(conn, jobs)
+                    with _refusals():
+                        await self.store.enqueue_alike(conn, jobs)
                 break
             except psycopg.Error as error:
                 # Written or not, the same ids again make it exactly one job each. Waiting for others in vain is no loss.
@@ -236,16 +237,14 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
     def _statements(self) -> Statements:
         return Statements(self.settings.schema)
 
-    def _prepared(self, jobs: Sequence[NewJob], on: object | None) -> Sequence[NewJob]:
+    def _prepared(self, jobs: NewJobs, on: object | None) -> NewJobs:
         """Give the jobs the tenant of the running job, unless they leave it. Raises TenantRequired."""
         running = current_job()
-        if running is not None and running.tenant and on is not self:
-            tenant = str(running.tenant)
-            jobs = [job if job.tenant is not None else dataclasses.replace(job, tenant=tenant) for job in jobs]
-        for job in jobs:
-            if job.tenant is None and (task := self.tasks.get(job.task)) is not None:
-                if self.settings.tenants.requires(task.definition.require_tenant):
-                    raise TenantRequired(job.task)
+        if jobs.tenant is None and running is not None and running.tenant and on is not self:
+            jobs = dataclasses.replace(jobs, tenant=str(running.tenant))
+        if jobs.tenant is None and (task := self.tasks.get(jobs.task)) is not None:
+            if self.settings.tenants.requires(task.definition.require_tenant):
+                raise TenantRequired(jobs.task)
         return jobs
 
     def _joined(self, on: object | None) -> object | None:
@@ -257,7 +256,9 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
             return running
         return None if on is self else on
 
-    def _watch(self, caller: AsyncCaller | SyncCaller, xid: str | None, job_ids: list[UUID], *, kinds: Sequence[Kind]) -> None:
+    def _watch(
+        self, caller: AsyncCaller | SyncCaller, xid: str | None, job_ids: Sequence[UUID], *, kinds: Sequence[Kind]
+    ) -> None:
         """See to the hints that follow the end of the caller's transaction; one that has written nothing has no XID."""
         if not xid:
             return
@@ -315,7 +316,7 @@ def _retries(job_id: UUID) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _refusals(jobs: Sequence[NewJob]) -> Iterator[None]:
+def _refusals() -> Iterator[None]:
     """Give what the server refuses aioqueue's own errors, whichever library tells of it; all else passes."""
     try:
         yield
@@ -328,9 +329,11 @@ def _refusals(jobs: Sequence[NewJob]) -> Iterator[None]:
             raise TransactionAborted from None
         if state == INVALID:
             raise InvalidOption("job", said.message) from None
-        if state == HOMELESS:
-            homeless = re.search(r"task (.+) runs for a tenant only", said.message)
-            raise TenantRequired(homeless[1] if homeless else jobs[0].task) from None
+        homeless = re.search(r"task (.+) runs for a tenant only", said.message)
+        if homeless is not None:
+            raise TenantRequired(homeless[1]) from None
         # sql/functions/same_jobs.sql says which id is taken.
         taken = re.search(r"job id ([0-9a-f-]{36}) ", said.message)
-        raise DuplicateJob(UUID(taken[1]) if taken else jobs[0].id) from error
+        if taken is None:
+            raise
+        raise DuplicateJob(UUID(taken[1])) from error

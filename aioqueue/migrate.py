@@ -37,7 +37,7 @@ TURN_SECONDS = 60.0
 """Seconds that it waits for another migration of the schema to end."""
 
 CLIENT_FUNCTIONS = (
-    "enqueue", "enqueue_many", "cancel_job", "retry_job", "read_outcomes", "job_status", "notify",
+    "enqueue", "enqueue_many", "enqueue_alike", "cancel_job", "retry_job", "read_outcomes", "job_status", "notify",
     "known_tasks", "follow",
 )  # fmt: skip
 WORKER_FUNCTIONS = (

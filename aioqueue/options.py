@@ -10,7 +10,8 @@ from typing import TypeVar
 from .context import CurrentTenant
 from .definition import check_priority
 from .errors import InvalidOption
-from .job import NewJob, new_job_ids
+from .job import new_job_ids
+from .new_jobs import NewJobs
 from .retry import check_delay, check_max_attempts
 from .settings import check_name
 
@@ -55,23 +56,20 @@ class Options:
             key=_check("key", key, lambda value: check_name("key", value)),
         )
 
-    def jobs(self, task: str, payloads: Sequence[str]) -> list[NewJob]:
+    def jobs(self, task: str, payloads: Sequence[str]) -> NewJobs:
         """Make jobs of a task's name and payloads, which are JSON text."""
-        return [
-            NewJob(
-                id=job_id,
-                task=task,
-                payload=payload,
-                queue=self.queue,
-                priority=self.priority,
-                tenant=self.tenant,
-                delay=self.delay,
-                run_at=self.run_at,
-                max_attempts=self.max_attempts,
-                key=self.key,
-            )
-            for job_id, payload in zip(new_job_ids(len(payloads)), payloads, strict=True)
-        ]
+        return NewJobs(
+            task=task,
+            ids=new_job_ids(len(payloads)),
+            payloads=payloads,
+            queue=self.queue,
+            priority=self.priority,
+            tenant=self.tenant,
+            delay=self.delay,
+            run_at=self.run_at,
+            max_attempts=self.max_attempts,
+            key=self.key,
+        )
 
 
 def check_tenant(tenant: str | None) -> str | None:

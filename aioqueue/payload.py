@@ -19,7 +19,7 @@ from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
 from .errors import InvalidPayload, InvalidResult, TaskDefinitionError
-from .unstorable import find_unstorable, find_unstorable_json
+from .unstorable import find_unstorable, find_unstorable_json, is_surely_read
 
 __all__ = ["PayloadCodec", "ResultCodec", "check_json", "find_unstorable", "read_signature"]
 
@@ -37,6 +37,8 @@ PLAIN_TYPES: frozenset[type] = frozenset({type(None), bool, int, float, str, byt
 # Of a schema that is one of these and nothing else, a value of exactly its type is read again as it was written.
 _AS_WRITTEN = {"none": type(None), "bool": bool, "int": int, "str": str}
 _PLAIN_INT = 2**63
+TOGETHER = 1000
+"""Payloads that are looked at together: what is made of more to that end would burden the garbage collector."""
 _NO_SCHEMA = frozenset({"metadata", "serialization", "default", "config", "expected", "members", "computed_fields"})
 
 
@@ -116,8 +118,8 @@ class _Codec:
     def read(self, raw: str | bytes) -> Any:
         return self._validate_json(raw, by_alias=True, by_name=True)
 
-    def refusal(self, raw: bytes, value: object, *, naive: bool, limit: int) -> str | None:
-        return find_unstorable_json(raw, value, look=self._look, naive=naive, limit=limit)
+    def refusal(self, raw: bytes, value: object, *, naive: bool, limit: int, read: bool = False) -> str | None:
+        return find_unstorable_json(raw, value, look=self._look, naive=naive, limit=limit, read=read)
 
 
 def _explain(error: Exception, names: Collection[str] | None = None) -> str:
@@ -245,23 +247,38 @@ class PayloadCodec:
         return self._dump(dict(payload) if isinstance(payload, Mapping) else payload, limit)
 
     def dump_values(self, values: Sequence[object], *, limit: int) -> list[str] | None:
-        """Do the same for many in one piece, models or mappings: with one look at all of them where one finds nothing wrong.
+        """Do the same for many in one piece, models or mappings: with one look at many of them where one finds nothing wrong.
 
         None: something may be, and each is to be looked at by itself.
         """
+        dumped: list[str] = []
+        for start in range(0, len(values), TOGETHER):
+            some = self._dump_together(values[start : start + TOGETHER], limit)
+            if some is None:
+                return None
+            dumped += [raw.decode() for raw in some]
+        return dumped
+
+    def _dump_together(self, values: Sequence[object], limit: int) -> list[bytes] | None:
+        codec = self._codec.all
         try:
-            for value in values:
-                self._check_unwrapped(value)
-            valid = self._codec.all.validate([dict(value) if isinstance(value, Mapping) else value for value in values])
-            together = self._codec.all.write(valid)
-            if self._codec.must_reread:
-                self._codec.all.read(together)
+            mappings = {kind for kind in set(map(type, values)) if issubclass(kind, Mapping)}
+            if mappings and self._wrapped:
+                for value in values:
+                    self._check_unwrapped(value)
+            if mappings - {dict}:
+                values = [dict(value) if isinstance(value, Mapping) else value for value in values]
+            valid = codec.validate(values)
+            together = codec.write(valid)
+            if codec.must_reread:
+                codec.read(together)
             each = [self._codec.write_known(value) for value in valid]
         except Exception:
             return None
-        if max(map(len, each), default=0) > limit or self._codec.all.refusal(together, valid, naive=True, limit=len(together)):
-            return None
-        return [raw.decode() for raw in each]
+        longest = max(map(len, each))
+        read = codec.must_reread or is_surely_read(together, number=len(each), longest=longest)
+        wrong = longest > limit or codec.refusal(together, valid, naive=True, limit=len(together), read=read) is not None
+        return None if wrong else each
 
     def load(self, raw: str | bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Read a stored payload as arguments for a call. Raises InvalidPayload."""
@@ -295,8 +312,8 @@ class PayloadCodec:
     def _check_unwrapped(self, value: object) -> None:
         """Raise InvalidPayload for a model under the name of its parameter, which one with defaults would take for nothing."""
         if (
-            isinstance(value, Mapping)
-            and self._wrapped
+            self._wrapped
+            and isinstance(value, Mapping)
             and set(value) == {self._model}
             and isinstance(value[self._model], Mapping)
         ):

@@ -22,7 +22,7 @@ _WHERE = "pg_catalog.current_database()::text || ' ' || pg_catalog.pg_postmaster
 _LOOK = text(
     f"SELECT {_WHERE}, pg_catalog.pg_backend_pid(), current_user::text,"  # noqa: S608 - fixed parts
     " coalesce(pg_catalog.current_setting(:setting, true), ''),"
-    " ARRAY(SELECT f FROM unnest(ARRAY['finish', 'scrub', 'enqueue_many', 'cancel_job']) f WHERE NOT EXISTS (SELECT"
+    " ARRAY(SELECT f FROM unnest(ARRAY['finish', 'scrub', 'enqueue_alike', 'cancel_job']) f WHERE NOT EXISTS (SELECT"
     " FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = :schema"
     " AND p.proname = f AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_function_privilege(p.oid,"
     " 'EXECUTE')))"

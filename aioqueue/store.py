@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from operator import attrgetter
 from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
@@ -21,6 +20,7 @@ from psycopg.rows import TupleRow, tuple_row
 from .floor import Snapshot
 from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
 from .limit_store import LimitStore
+from .new_jobs import NewJobs, jobs_json
 from .pooler import execute_in_thread
 from .reading import array, pairs
 from .states import Progress
@@ -48,6 +48,8 @@ _CALLS = {
     # Types by their whole names where user code may have run before: a temporary table of that name would be found first.
     "enqueue_many": "SELECT pg_catalog.max(pg_catalog.pg_current_xact_id()::pg_catalog.text)"
     " FROM (SELECT FROM aioqueue.enqueue_many(%s::pg_catalog.text::pg_catalog.jsonb) LIMIT 1) j",
+    "enqueue_alike": "SELECT aioqueue.enqueue_alike(%s::pg_catalog.text::pg_catalog.jsonb, %s::pg_catalog.text::pg_catalog.uuid[],"
+    " %s::pg_catalog.text)",
     "known_tasks": "SELECT aioqueue.known_tasks()",
     "claim": "SELECT * FROM aioqueue.claim(%s::bigint, %s::bigint[], %s::bigint[], %s::uuid[],"
     " %s::integer[], %s::integer[], %s::integer, %s::text::jsonb)",
@@ -163,42 +165,6 @@ async def _select(conn: AsyncConnection[Any], columns: Sequence[LiteralString], 
     return await cursor.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(map(sql.SQL, columns))), params)
 
 
-_options = attrgetter("task", "queue", "priority", "tenant", "delay", "run_at", "max_attempts", "key")
-
-
-MANY = 100
-"""Jobs from which on one object is worth the subtransaction that it takes: more than 64 of these in a caller's open transaction
-make every snapshot of the server dearer."""
-
-
-def _options_json(job: NewJob, **more: object) -> str:
-    facts = {
-        "task": job.task,
-        "queue": job.queue,
-        "priority": job.priority,
-        "tenant": job.tenant,
-        "delay": job.delay,
-        "run_at": None if job.run_at is None else job.run_at.isoformat(),
-        "max_attempts": job.max_attempts,
-        "key": job.key,
-        **more,
-    }
-    return json.dumps({name: value for name, value in facts.items() if value is not None}, ensure_ascii=False)[:-1]
-
-
-def new_job_json(job: NewJob) -> str:
-    """Return the job as enqueue_many takes it; the payload is JSON text already and is put in as it is."""
-    return f'{_options_json(job, id=str(job.id))}, "payload": {job.payload}}}'
-
-
-def jobs_json(jobs: Sequence[NewJob]) -> str:
-    """Return the jobs as enqueue_many takes them: many that differ in id and payload only as one object."""
-    if len(jobs) >= MANY and len(set(map(_options, jobs))) == 1:
-        ids = '","'.join([f"{job.id.int:032x}" for job in jobs])
-        return f'{_options_json(jobs[0])}, "ids": ["{ids}"], "payloads": [{",".join([job.payload for job in jobs])}]}}'
-    return "[" + ",".join(map(new_job_json, jobs)) + "]"
-
-
 def _batch(
     worker: int, outcomes: Sequence[str], succeeded: Sequence[Claimed] = (), results: Sequence[str] = ()
 ) -> tuple[object, ...]:
@@ -220,8 +186,12 @@ class Store(LimitStore):
     def __init__(self, schema: str) -> None:
         super().__init__(schema, _CALLS)
 
+    async def enqueue_alike(self, conn: AsyncConnection[Any], jobs: NewJobs) -> int:
+        """Write the jobs of one enqueue in the connection's transaction, return its XID; see sql/functions/enqueue_alike.sql."""
+        return int(await self._value(conn, "enqueue_alike", *jobs.parameters))
+
     async def enqueue_many(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> int:
-        """Write the jobs in the connection's transaction and return its XID; see sql/functions/enqueue_many.sql."""
+        """Do the same for jobs of whatever tasks and options; see sql/functions/enqueue_many.sql."""
         return int(await self._value(conn, "enqueue_many", jobs_json(jobs)))
 
     async def known_tasks(self, conn: AsyncConnection[Any]) -> list[str]:

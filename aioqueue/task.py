@@ -22,7 +22,8 @@ from typing_extensions import TypeVar
 from .context import HeldSession, JobContext, JobTransaction
 from .definition import Holds, TaskDefinition, define
 from .errors import InvalidPayload, TaskDefinitionError, UnknownTask
-from .job import Job, NewJob
+from .job import Job
+from .new_jobs import NewJobs
 from .options import Options
 from .retry import Retry
 from .session_factory import FIX
@@ -51,12 +52,12 @@ class Enqueuer(Protocol):
         raise NotImplementedError
 
     @abstractmethod
-    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
+    async def enqueue_jobs(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
         """Write the jobs, all of them or none; return them with the tenants that they have got."""
         raise NotImplementedError
 
     @abstractmethod
-    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
+    def enqueue_jobs_sync(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
         """Do as `enqueue_jobs` on a connection that blocks."""
         raise NotImplementedError
 
@@ -133,15 +134,15 @@ class BoundTask(Generic[P, R]):
 
     async def _send(self, payloads: Sequence[str]) -> list[Job[R]]:
         jobs = self._options.jobs(self._definition.name, payloads)
-        return self._handles(await self._enqueuer.enqueue_jobs(jobs, on=self._on) if jobs else [])
+        return self._handles(await self._enqueuer.enqueue_jobs(jobs, on=self._on)) if jobs else []
 
     def _send_sync(self, payloads: Sequence[str]) -> list[Job[R]]:
         jobs = self._options.jobs(self._definition.name, payloads)
-        return self._handles(self._enqueuer.enqueue_jobs_sync(jobs, on=self._on) if jobs else [])
+        return self._handles(self._enqueuer.enqueue_jobs_sync(jobs, on=self._on)) if jobs else []
 
-    def _handles(self, jobs: Sequence[NewJob]) -> list[Job[R]]:
+    def _handles(self, jobs: NewJobs) -> list[Job[R]]:
         decode = self._definition.result.load
-        return [self._enqueuer.handle(job.id, decode, job.tenant, on=self._on) for job in jobs]
+        return [self._enqueuer.handle(job_id, decode, jobs.tenant, on=self._on) for job_id in jobs.ids]
 
 
 class Task(Generic[F, P, R]):

@@ -21,7 +21,8 @@ from pydantic_core import from_json
 _PLAIN = frozenset({str, int, bool, type(None)})
 _DEEPEST = 300  # beyond what pydantic writes (255)
 _ESCAPED_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
-_LONG_NUMBER = re.compile(rb"[0-9]{4000}")
+_NUMBER, _DEPTH = 4000, 150
+"""Digits of a number, and brackets in one another, that pydantic still reads again."""
 _REPLACEMENT = "\ufffd".encode()
 _STARS = b'"**********"'
 
@@ -98,8 +99,13 @@ def _has_surrogate(text: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def find_unstorable_json(raw: bytes, value: object, *, look: bool, naive: bool, limit: int) -> str | None:
-    """Say why the JSON text of a value cannot be stored, or None."""
+def is_surely_read(raw: bytes, *, number: int, longest: int) -> bool:
+    """Whether an array of so many JSON objects, none longer than that, is too flat and short for what pydantic does not read."""
+    return longest <= _NUMBER and raw.count(b"[") + raw.count(b"{") - number <= _DEPTH
+
+
+def find_unstorable_json(raw: bytes, value: object, *, look: bool, naive: bool, limit: int, read: bool = False) -> str | None:
+    """Say why the JSON text of a value cannot be stored, or None; `read`: it is known to be read again."""
     if len(raw) > limit:
         return f"{len(raw):,} bytes of JSON, at most {limit:,} are allowed; store it elsewhere, pass a reference"
     if b"\\u0000" in raw and _ESCAPED_NUL.search(raw):
@@ -110,7 +116,7 @@ def find_unstorable_json(raw: bytes, value: object, *, look: bool, naive: bool, 
         if reason is not None:
             return reason
     # pydantic writes deeper JSON and longer numbers than it reads.
-    if raw.count(b"[") + raw.count(b"{") > 150 or (len(raw) > 4000 and _LONG_NUMBER.search(raw)):
+    if not read and (len(raw) > _NUMBER or raw.count(b"[") + raw.count(b"{") > _DEPTH):
         try:
             from_json(raw)
         except ValueError as error:

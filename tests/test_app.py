@@ -1,13 +1,13 @@
 """The app: opening and closing, enqueue on the pool and on the caller's connection, and the embedded worker's end."""
 
 import asyncio
-import dataclasses
 import os
 import signal
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from uuid import UUID
 
 import anyio
 import psycopg
@@ -40,8 +40,9 @@ from aioqueue import (
 )
 from aioqueue.database import AllInUse
 from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, LeaseLost, ListenerConnected, WorkerStopped, WorkerStopping
-from aioqueue.job import NewJob, lane, new_job_id
+from aioqueue.job import lane, new_job_id, new_job_ids
 from aioqueue.listen import Listener
+from aioqueue.new_jobs import NewJobs
 from aioqueue.pooler import sever
 from aioqueue.result import ResultReader
 from aioqueue.wakeup import Notifier
@@ -304,7 +305,7 @@ async def test_an_enqueue_that_finds_no_free_connection_says_so_at_once(make_app
 async def test_an_enqueue_whose_answer_is_lost_makes_exactly_one_job(
     app: AioQueue, boss: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = app.store.enqueue_many
+    write = app.store.enqueue_alike
     lost: list[int] = []
 
     async def lose_the_answer(conn: AsyncConnection[Any], new: Any) -> int:
@@ -315,7 +316,7 @@ async def test_an_enqueue_whose_answer_is_lost_makes_exactly_one_job(
             await conn.execute("SELECT 1")
         return xid
 
-    monkeypatch.setattr(app.store, "enqueue_many", lose_the_answer)
+    monkeypatch.setattr(app.store, "enqueue_alike", lose_the_answer)
     made = await app.get("add").enqueue_many([{"a": n} for n in range(10)])
     assert len(lost) == 3
     assert sorted(row[0] for row in await boss.rows("SELECT id FROM aioqueue.live l, LATERAL (SELECT job_id AS id) x")) == sorted(
@@ -323,24 +324,27 @@ async def test_an_enqueue_whose_answer_is_lost_makes_exactly_one_job(
     )
 
 
+def adding(ids: list[UUID], *numbers: int) -> NewJobs:
+    return NewJobs(task="add", ids=ids, payloads=[f'{{"a": {number}}}' for number in numbers])
+
+
 async def test_an_id_that_another_job_has_is_refused_and_the_same_job_again_is_success(app: AioQueue, boss: Session) -> None:
     number = new_job_id()
-    same = NewJob(id=number, task="add", payload='{"a": 1}')
     for _ in range(2):
-        await app.enqueue_jobs([same], on=None)
+        await app.enqueue_jobs(adding([number], 1), on=None)
     with pytest.raises(DuplicateJob) as caught:
-        await app.enqueue_jobs([NewJob(id=number, task="add", payload='{"a": 2}')], on=None)
+        await app.enqueue_jobs(adding([number], 2), on=None)
     assert caught.value.job_id == number
     assert len(await jobs(boss)) == 1
 
 
-async def test_of_many_the_one_whose_id_is_taken_is_named(app: AioQueue) -> None:
-    taken = NewJob(id=new_job_id(), task="add", payload='{"a": 1}')
-    await app.enqueue_jobs([taken], on=None)
-    others = [NewJob(id=new_job_id(), task="add", payload='{"a": 1}') for _ in range(3)]
+@pytest.mark.parametrize("number", [4, 100])
+async def test_of_many_the_one_whose_id_is_taken_is_named(app: AioQueue, number: int) -> None:
+    taken = new_job_id()
+    await app.enqueue_jobs(adding([taken], 1), on=None)
     with pytest.raises(DuplicateJob) as caught:
-        await app.enqueue_jobs([*others, dataclasses.replace(taken, payload='{"a": 2}')], on=None)
-    assert caught.value.job_id == taken.id
+        await app.enqueue_jobs(adding([*new_job_ids(number - 1), taken], *[1] * (number - 1), 2), on=None)
+    assert caught.value.job_id == taken
 
 
 async def test_the_payload_of_one_job_by_name_has_no_number(app: AioQueue) -> None:

@@ -186,7 +186,7 @@ async def test_an_enqueue_under_a_role_needs_the_rights_of_a_client(
         outcome = await at.run("parent", tenant="a")
         assert isinstance(outcome, Failed) and "permission denied for schema" in outcome.error.message
         schema = sql.Identifier(shop.store.schema)
-        for text in ("GRANT USAGE ON SCHEMA {} TO {}", "GRANT EXECUTE ON FUNCTION {}.enqueue_many TO {}"):
+        for text in ("GRANT USAGE ON SCHEMA {} TO {}", "GRANT EXECUTE ON FUNCTION {}.enqueue_alike TO {}"):
             await owner.execute(sql.SQL(text).format(schema, sql.Identifier(clerk)))
         await shop.rows("DELETE FROM aioqueue.live")
         assert await at.run("parent", tenant="a") is None, at.outcomes

@@ -1,6 +1,5 @@
 """Store: binds the schema, passes values as they are, and turns rows into nouns. What the SQL does is tested in tests/sql/."""
 
-import dataclasses
 import json
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -16,6 +15,7 @@ from psycopg.rows import dict_row
 from aioqueue.errors import ConfigurationError
 from aioqueue.floor import Snapshot
 from aioqueue.job import NewJob, Position, lane, new_job_id, new_job_ids
+from aioqueue.new_jobs import NewJobs, new_job_json
 from aioqueue.sql import as_sql, functions, quote_schema
 from aioqueue.store import (
     EPOCH,
@@ -26,8 +26,6 @@ from aioqueue.store import (
     LaneQuestion,
     LaneScan,
     Store,
-    jobs_json,
-    new_job_json,
 )
 
 pytestmark = pytest.mark.anyio
@@ -59,21 +57,21 @@ def test_a_job_as_json_reads_back_as_it_was(task: str, queue: str, tenant: str |
     assert json.loads(new_job_json(job)) == {**expected, "payload": json.loads(payload)}
 
 
-def test_jobs_alike_are_one_object_where_they_are_many() -> None:
-    jobs = [NewJob(id=job_id, task="t", payload=f"[{n}]", delay=1.0) for n, job_id in enumerate(new_job_ids(100))]
-    together = json.loads(jobs_json(jobs))
-    assert together.pop("ids") == [job.id.hex for job in jobs]
-    assert together == {"task": "t", "delay": 1.0, "payloads": [[n] for n in range(100)]}
-    few = json.loads(jobs_json(jobs[:99]))
-    assert few == [{"task": "t", "delay": 1.0, "id": str(job.id), "payload": [n]} for n, job in enumerate(jobs[:99])]
-    other = json.loads(jobs_json([*jobs, dataclasses.replace(jobs[0], delay=2.0)]))
-    assert [job["delay"] for job in other] == [1.0] * 100 + [2.0]
+def test_the_jobs_of_one_enqueue_are_options_ids_and_lines() -> None:
+    ids = new_job_ids(3)
+    jobs = NewJobs(task="t", ids=ids, payloads=[f"[{n}]" for n in range(3)], delay=1.0, tenant="ü")
+    options, hexes, payloads = jobs.parameters
+    assert json.loads(options) == {"task": "t", "delay": 1.0, "tenant": "ü"}
+    assert hexes[1:-1].split(",") == [job_id.hex for job_id in ids]
+    assert payloads.split("\n") == ["[0]", "[1]", "[2]"]
+    each = [NewJob(id=job_id, task="t", payload=f"[{n}]", delay=1.0, tenant="ü") for n, job_id in enumerate(ids)]
+    assert (list(jobs), jobs[-1], jobs[1:], len(jobs)) == (each, each[-1], each[1:], 3)
 
 
 async def test_a_transaction_with_many_small_batches_takes_no_subtransactions(store: Store, owner: Conn) -> None:
     async with owner.transaction():
         for _ in range(3):
-            await store.enqueue_many(owner, [NewJob(id=job_id, task="t", payload="[]") for job_id in new_job_ids(2)])
+            await store.enqueue_alike(owner, NewJobs(task="t", ids=new_job_ids(99), payloads=["[]"] * 99))
         cursor = await owner.execute(as_sql("SELECT count(DISTINCT xmin::text) FROM aioqueue.job", store.schema))
         assert await cursor.fetchone() == (1,)
 

@@ -7,7 +7,7 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -20,6 +20,7 @@ from aioqueue.context import JobContext, JobTransaction
 from aioqueue.definition import Holds, define
 from aioqueue.errors import InvalidOption, InvalidPayload, TaskDefinitionError, UnknownTask
 from aioqueue.job import Job, JobSource, NewJob
+from aioqueue.new_jobs import NewJobs
 from aioqueue.retry import Retry
 from aioqueue.task import Task, TaskRegistry
 
@@ -43,11 +44,11 @@ class App(TaskRegistry):
     def payload_limit(self) -> int:
         return 1000
 
-    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
+    async def enqueue_jobs(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
         self.calls.append((list(jobs), on))
         return jobs
 
-    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
+    def enqueue_jobs_sync(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
         self.calls.append((list(jobs), on))
         return jobs
 

@@ -42,11 +42,10 @@ class Statements:
         def made(text: str) -> Statement:
             return Statement(tuple(place(text, schema).split("%s")))
 
-        self.enqueue_many = made(
-            "SELECT pg_catalog.max(pg_catalog.pg_current_xact_id()::text)"
-            " FROM (SELECT FROM aioqueue.enqueue_many(CAST(%s AS text)::jsonb) LIMIT 1) j"
+        self.enqueue_alike = made(
+            "SELECT aioqueue.enqueue_alike(CAST(%s AS text)::jsonb, CAST(CAST(%s AS text) AS uuid[]), CAST(%s AS text))"
         )
-        """jsonb of the jobs → XID"""
+        """NewJobs.parameters → XID"""
         self.cancel_job = made(
             "SELECT c.state || ' ' || coalesce(pg_catalog.pg_current_xact_id_if_assigned()::text, '')"
             " FROM aioqueue.cancel_job(CAST(CAST(%s AS text) AS uuid), CAST(%s AS text)) AS c (state)"

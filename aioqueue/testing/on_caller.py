@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -22,7 +22,8 @@ from aioqueue.app import AioQueue
 from aioqueue.attempt import Cause
 from aioqueue.events import JobClaimed
 from aioqueue.identity import Identity
-from aioqueue.job import Claimed, NewJob
+from aioqueue.job import Claimed
+from aioqueue.new_jobs import NewJobs
 from aioqueue.outcome import Outcome
 from aioqueue.pending import encode, parts
 from aioqueue.run import Runner
@@ -166,8 +167,8 @@ class OnCaller:
     def _enqueues_here(self) -> Iterator[None]:
         """Write what the job enqueues outside of its transaction on the test's connection, too: the pool would commit it."""
 
-        async def write(jobs: Sequence[NewJob]) -> None:
-            await self._store.enqueue_many(self._conn, jobs)
+        async def write(jobs: NewJobs) -> None:
+            await self._store.enqueue_alike(self._conn, jobs)
 
         self._app.write_outside = write
         try:

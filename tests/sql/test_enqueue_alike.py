@@ -1,4 +1,4 @@
-"""enqueue_alike: jobs that differ in id and payload only, in one object; as enqueue_many of as many objects would write them."""
+"""enqueue_alike: jobs that differ in id and payload only; as enqueue_many writes as many objects. XID first: test_tick.py."""
 
 import json
 from typing import Any
@@ -8,18 +8,24 @@ import psycopg
 import pytest
 
 from aioqueue.job import lane, new_job_ids
-from tests.sql.engine import Session
+from tests.sql.engine import Session, blocked
 
 pytestmark = pytest.mark.anyio
+CALL = "SELECT aioqueue.enqueue_alike(%s::jsonb, %s::uuid[], %s)"
+SIZES = pytest.mark.parametrize("number", [4, 150])
+"""From 100 on they are written in a subtransaction."""
 
 
-async def alike(session: Session, ids: list[UUID], payloads: list[Any] | None = None, **options: object) -> list[UUID]:
-    given = {
-        "task": "t",
-        **options,
-        "ids": [job_id.hex for job_id in ids],
-        "payloads": payloads or [{"n": n} for n in range(len(ids))],
-    }
+async def alike(session: Session, ids: list[UUID], payloads: list[Any] | None = None, **options: object) -> str:
+    """Enqueue jobs with the payloads {"n": 0}, {"n": 1}, …, or those given; the XID."""
+    lines = [json.dumps(payload) for payload in payloads or [{"n": n} for n in range(len(ids))]]
+    return str(await session.value(CALL, json.dumps({"task": "t", **options}), ids, "\n".join(lines)))
+
+
+async def as_one_object(session: Session, ids: list[UUID], payloads: list[Any] | None = None, **options: object) -> list[UUID]:
+    """Do the same as code before schema 13 does."""
+    payloads = payloads or [{"n": n} for n in range(len(ids))]
+    given = {"task": "t", **options, "ids": [job_id.hex for job_id in ids], "payloads": payloads}
     return [row[0] for row in await session.rows("SELECT aioqueue.enqueue_many(%s::jsonb)", json.dumps(given))]
 
 
@@ -31,6 +37,7 @@ FACTS = (
 PLACES = "SELECT lane, vt, tenant, attempt, spared, worker FROM aioqueue.live ORDER BY vt"
 
 
+@SIZES
 @pytest.mark.parametrize(
     "options",
     [
@@ -40,60 +47,116 @@ PLACES = "SELECT lane, vt, tenant, attempt, spared, worker FROM aioqueue.live OR
         {"run_at": "2001-01-01T00:00:00Z"},
     ],
 )
-async def test_they_are_what_as_many_objects_would_be(boss: Session, guest: Session, options: dict[str, Any]) -> None:
+async def test_they_are_what_as_many_objects_would_be(
+    boss: Session, guest: Session, options: dict[str, Any], number: int
+) -> None:
     await boss.rows("INSERT INTO aioqueue.task VALUES ('t', 'of-task', 1, 3, now())")
     await boss.rows("INSERT INTO aioqueue.tenant VALUES ('T', 4)")
-    ids, found = new_job_ids(4), []
-    for together in (True, False):
+    ids, found = new_job_ids(number), []
+    for how in ("lines", "one object", "objects"):
         await guest.begin()
-        if together:
-            assert await alike(guest, ids, **options) == ids
+        if how == "lines":
+            assert await alike(guest, ids, **options) == await guest.value("SELECT pg_current_xact_id_if_assigned()::text")
+        elif how == "one object":
+            assert await as_one_object(guest, ids, **options) == ids
         else:
             each = [{"task": "t", "id": str(job_id), "payload": {"n": n}, **options} for n, job_id in enumerate(ids)]
             await guest.rows("SELECT aioqueue.enqueue_many(%s::jsonb)", json.dumps(each))
         await guest.commit()
         found.append((await boss.rows(FACTS), await boss.rows(PLACES)))
         await boss.rows("TRUNCATE aioqueue.job, aioqueue.live, aioqueue.scheduled")
-    assert found[0] == found[1]
-    assert len(found[0][0]) == 4
+    assert found[0] == found[1] == found[2]
+    assert len(found[0][0]) == number
 
 
-async def test_an_id_that_is_there_with_the_same_job_is_success_and_adds_nothing(boss: Session, one: Session) -> None:
-    ids = new_job_ids(5)
+@SIZES
+async def test_an_id_that_is_there_with_the_same_job_is_success_and_adds_nothing(
+    boss: Session, one: Session, number: int
+) -> None:
+    ids = new_job_ids(number)
     await alike(one, ids[1:3], [{"n": 1}, {"n": 2}])
-    assert await alike(one, ids) == ids
-    assert await alike(one, ids) == ids
-    assert await boss.rows("SELECT count(*), count(DISTINCT job_id), count(DISTINCT vt) FROM aioqueue.live") == [(5, 5, 5)]
-    assert await boss.rows("SELECT count(*) FROM aioqueue.job") == [(5,)]
+    for _ in range(2):
+        await alike(one, ids)
+    found = await boss.rows("SELECT count(*), count(DISTINCT job_id), count(DISTINCT vt) FROM aioqueue.live")
+    assert found == [(number, number, number)]
+    assert await boss.rows("SELECT count(*) FROM aioqueue.job") == [(number,)]
 
 
-async def test_an_id_that_another_job_has_refuses_them_all(boss: Session, one: Session) -> None:
-    ids = new_job_ids(3)
+@SIZES
+async def test_an_id_that_another_job_has_refuses_them_all(boss: Session, one: Session, number: int) -> None:
+    ids = new_job_ids(number)
     await alike(one, ids[1:2], ["another"])
     with pytest.raises(psycopg.errors.UniqueViolation, match=f"job id {ids[1]} is taken by another job"):
         await alike(one, ids)
+    for changed in ({"task": "u"}, {"tenant": "U"}):
+        with pytest.raises(psycopg.errors.UniqueViolation, match=f"job id {ids[1]} is taken by another job"):
+            await alike(one, ids[1:2], ["another"], **changed)
     assert await boss.rows("SELECT count(*) FROM aioqueue.live") == [(1,)]
+
+
+@SIZES
+async def test_one_id_twice_is_one_job(boss: Session, one: Session, number: int) -> None:
+    ids = new_job_ids(number)
+    await alike(one, [*ids, ids[1]], [0] * (number + 1))
+    assert await boss.rows("SELECT count(*), count(DISTINCT job_id) FROM aioqueue.live") == [(number, number)]
+
+
+@SIZES
+async def test_the_same_ids_at_once_wait_and_are_one_job_each(boss: Session, one: Session, two: Session, number: int) -> None:
+    ids = new_job_ids(number)
+    await one.begin()
+    await alike(one, ids)
+    async with blocked(boss, two, alike(two, ids), by=one):
+        await one.commit()
+    assert await boss.value("SELECT count(*) FROM aioqueue.live") == number
 
 
 async def test_options_are_checked(boss: Session, one: Session) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"priority": 7}, "job 1 of 2: priority: expected -2 to 2, got 7"),
+        ({"task": ""}, "job 1 of 2: task: expected a name of 1 to 200 characters, got ''"),
+        ({"task": None}, "job 1 of 2: task: expected a name of 1 to 200 characters, got NULL"),
+        ({"tenant": ""}, "job 1 of 2: tenant: expected a name"),
+        ({"queue": "q" * 201}, "job 1 of 2: queue: expected a name"),
+        ({"key": " "}, "job 1 of 2: key: expected a name"),
+        ({"max_attempts": 0}, "job 1 of 2: max_attempts: expected 1 to 10000, got 0"),
+        ({"run_at": "infinity"}, "job 1 of 2: run_at, delay: expected a time"),
         ({"delay": 1, "run_at": "2030-01-01Z"}, "expected one of them at most"),
     ]
     for options, expected in refused:
         with pytest.raises(psycopg.errors.InvalidParameterValue, match=expected):
             await alike(one, new_job_ids(2), **options)
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="as many payloads as ids"):
-        await alike(one, new_job_ids(2), [1])
     await boss.rows("INSERT INTO aioqueue.task VALUES ('t', 'q', 1, 3, now(), true)")
     with pytest.raises(psycopg.Error, match="task t runs for a tenant only") as homeless:
-        await alike(one, new_job_ids(2))
+        await alike(one, new_job_ids(2), queue="q", priority=0, max_attempts=1)
     assert homeless.value.sqlstate == "AQ004"
     assert await boss.rows("SELECT count(*) FROM aioqueue.job") == [(0,)]
 
 
+@pytest.mark.parametrize("lines", ["1", "1\n2\n3", '{"a":\n1}', "1\n", ""])
+async def test_lines_that_are_not_one_payload_for_each_id_are_refused(boss: Session, one: Session, lines: str) -> None:
+    with pytest.raises(psycopg.Error, match=r"null value in column|invalid input syntax for type json"):
+        await one.value(CALL, '{"task": "t"}', new_job_ids(2), lines)
+    assert await boss.rows("SELECT count(*) FROM aioqueue.job") == [(0,)]
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="as many payloads as ids"):
+        await as_one_object(one, new_job_ids(2), [1])
+
+
+async def test_a_payload_is_what_it_was(boss: Session, one: Session) -> None:
+    odd: list[Any] = [
+        {"quote'\"": "back\\slash $1 %s {}\n\t", "emoji": "🐘", "null": None},
+        [[[]]],
+        "text,\r\u2028",
+        1.5,
+        None,
+    ]
+    await alike(one, new_job_ids(len(odd)), odd)
+    assert [row[0] for row in await boss.rows("SELECT payload FROM aioqueue.job ORDER BY id")] == odd
+
+
 async def test_none_at_all_are_no_job(one: Session) -> None:
-    assert await alike(one, [], []) == []
+    assert await alike(one, [], []) == await one.value("SELECT (pg_current_xact_id()::text::bigint - 1)::text")
+    assert await as_one_object(one, [], []) == []
 
 
 async def test_a_newcomer_is_next_to_a_tenant_with_many(boss: Session, one: Session) -> None:

@@ -143,6 +143,15 @@ def test_enqueue_many(watched: Watched) -> None:
     assert plans.rows_touched() <= 110
 
 
+@pytest.mark.parametrize("number", [1, 500])
+def test_enqueue_alike(watched: Watched, number: int) -> None:
+    ids = [job_id(4, n) for n in range(number)]
+    options = '{"task": "t", "tenant": "T7"}'
+    plans, _ = watched.run("SELECT aioqueue.enqueue_alike(%s::jsonb, %s::uuid[], %s)", options, ids, "\n".join(["1"] * number))
+    plans.check("live_tenant", "task_pkey", "tenant_pkey")
+    assert plans.rows_touched() <= 1
+
+
 @pytest.mark.parametrize(
     ("part", "n", "index"),
     [(1, 50_000, "live_job"), (1, 77, "live_job"), (2, 50_000, "scheduled_job"), (3, 50_000, "outcome_default_pkey")],

@@ -6,7 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from aioqueue.job import Position, lane
+from aioqueue.job import Position, lane, new_job_ids
+from aioqueue.new_jobs import NewJobs
 from aioqueue.store import LOWEST_ID, LaneQuestion
 from tests.sql.conftest import Connect
 from tests.sql.engine import GATE, GATED, LANE, Floors, Session, changed, entry
@@ -194,7 +195,10 @@ async def test_every_way_into_live_takes_its_xid_before_it_reads_virtual_time(bo
         await boss.rows("DELETE FROM aioqueue.worker")
         assert await one.store.rescue_orphans(one.conn, limit=1) == 1
         await one.rows("SELECT aioqueue.enqueue('t')")
-    assert await boss.value("SELECT count(*) FROM aioqueue.live") == 6
+        for number in (1, 100):
+            jobs_alike = NewJobs(task="t", ids=new_job_ids(number), payloads=["1"] * number)
+            await one.store.enqueue_alike(one.conn, jobs_alike)
+    assert await boss.value("SELECT count(*) FROM aioqueue.live") == 107
 
 
 async def test_every_way_into_scheduled_takes_its_xid_before_it_reads_the_clock(boss: Session, one: Session) -> None:
@@ -213,6 +217,7 @@ async def test_every_way_into_scheduled_takes_its_xid_before_it_reads_the_clock(
     at = await moment()
     await one.enqueue(run_at=at + timedelta(microseconds=1))
     await one.enqueue(delay=1e-6)
+    await one.store.enqueue_alike(one.conn, NewJobs(task="t", ids=new_job_ids(2), payloads=["1"] * 2, delay=1e-6))
     await one.record(worker, entry(jobs[0], "error", d=1e-6), entry(jobs[1], "unknown task", d=1e-6, s=True, u="t"))
     await one.commit()
     assert await boss.value("SELECT count(*) FROM aioqueue.scheduled WHERE run_at <= %s", at) == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -12,7 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from aioqueue.context import JobContext, JobTransaction
 from aioqueue.contrib.sqlalchemy import JobSession
-from aioqueue.job import Job, NewJob
+from aioqueue.job import Job
+from aioqueue.new_jobs import NewJobs
 from aioqueue.retry import Retry
 from aioqueue.task import TaskRegistry
 
@@ -24,10 +25,10 @@ class App(TaskRegistry):
     def payload_limit(self) -> int:
         return 1
 
-    async def enqueue_jobs(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
+    async def enqueue_jobs(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
         raise NotImplementedError
 
-    def enqueue_jobs_sync(self, jobs: Sequence[NewJob], *, on: object | None) -> Sequence[NewJob]:
+    def enqueue_jobs_sync(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
         raise NotImplementedError
 
     def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None, *, on: object | None) -> Job[Any]:

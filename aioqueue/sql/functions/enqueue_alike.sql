@@ -1,55 +1,76 @@
--- enqueue_alike: (nothing) → ready or scheduled, for jobs that differ in id and payload only: enqueue_many of an object,
--- {"task", "tenant", "queue", "priority", "delay", "run_at", "max_attempts", "key", "ids": […], "payloads": […]}, in two thirds
--- of the time that as many objects take. Everything that enqueue_many says holds here; it calls this with the XID taken.
--- A subtransaction each: for large batches only, or a transaction with more than 64 of them makes all snapshots dearer.
--- Where an id is there already, all that this wrote is undone (a savepoint), and enqueue_many is asked job by job.
-CREATE OR REPLACE FUNCTION aioqueue.enqueue_alike(jobs jsonb) RETURNS SETOF uuid
-LANGUAGE plpgsql VOLATILE AS $$
+-- enqueue_alike: (nothing) → ready or scheduled, for jobs that differ in id and payload only, in the caller's transaction; its XID.
+-- p_options: {"task", "tenant", "queue", "priority", "delay", "run_at", "max_attempts", "key"}, as in enqueue_many; p_payloads:
+-- the JSON of each, one a line, which the server reads in half the time that one array or as many objects take.
+-- Everything that enqueue_many says holds here: XID first, then clock and tags; locks nothing that others wait for.
+-- From 100 jobs on a plain INSERT in a subtransaction is cheaper than to look for each id. Where one is there already it is undone,
+-- and they are looked for; of fewer, a transaction with more than 64 subtransactions would make all snapshots dearer.
+CREATE OR REPLACE FUNCTION aioqueue.enqueue_alike(p_options jsonb, p_ids uuid[], p_payloads text) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
 DECLARE
-    ids uuid[]; n integer; at timestamptz := clock_timestamp(); due timestamptz; t aioqueue.task; bad text; lane bigint; tag bigint; apart bigint;
-    task_ text := jobs ->> 'task'; tenant_ text := jobs ->> 'tenant'; queue_ text := jobs ->> 'queue'; key_ text := jobs ->> 'key';
-    priority_ integer := (jobs ->> 'priority')::integer; attempts integer := (jobs ->> 'max_attempts')::integer;
+    xid text := pg_current_xact_id(); at timestamptz := clock_timestamp(); n integer := cardinality(p_ids);
+    task_ text := p_options ->> 'task'; tenant_ text := p_options ->> 'tenant'; queue_ text := p_options ->> 'queue';
+    key_ text := p_options ->> 'key'; priority_ integer := p_options ->> 'priority'; attempts integer := p_options ->> 'max_attempts';
+    t aioqueue.task; due timestamptz; bad text; lane bigint; tag bigint; apart bigint; fresh uuid[];
 BEGIN
-    SELECT coalesce(array_agg(e::uuid), '{}') INTO ids FROM jsonb_array_elements_text(jobs -> 'ids') AS e;
-    n := cardinality(ids);
-    IF n <> jsonb_array_length(jobs -> 'payloads') THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'jobs: expected as many payloads as ids';
-    END IF;
     IF n = 0 THEN
-        RETURN;
+        RETURN xid;
     END IF;
-    SELECT k.* INTO t FROM aioqueue.task k WHERE k.name = task_;
-    IF t.require_tenant AND tenant_ IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'AQ004', MESSAGE = 'tenant: task ' || task_ || ' runs for a tenant only; name one';
+    IF tenant_ IS NULL OR queue_ IS NULL OR priority_ IS NULL OR attempts IS NULL THEN
+        SELECT k.* INTO t FROM aioqueue.task k WHERE k.name = task_;
+        IF t.require_tenant AND tenant_ IS NULL THEN
+            RAISE EXCEPTION USING ERRCODE = 'AQ004', MESSAGE = 'tenant: task ' || task_ || ' runs for a tenant only; name one';
+        END IF;
+        queue_ := coalesce(queue_, t.queue, 'default'); priority_ := coalesce(priority_, t.priority, 0);
+        attempts := coalesce(attempts, t.max_attempts, 5);
     END IF;
-    IF jobs ->> 'run_at' IS NOT NULL AND jobs ->> 'delay' IS NOT NULL THEN
-        RAISE invalid_parameter_value USING MESSAGE = 'delay, run_at: expected one of them at most, got both';
+    IF p_options ? 'run_at' OR p_options ? 'delay' THEN
+        IF p_options ->> 'run_at' IS NOT NULL AND p_options ->> 'delay' IS NOT NULL THEN
+            RAISE invalid_parameter_value USING MESSAGE = 'delay, run_at: expected one of them at most, got both';
+        END IF;
+        due := coalesce((p_options ->> 'run_at')::timestamptz, at + (p_options ->> 'delay')::interval);
     END IF;
-    due := coalesce((jobs ->> 'run_at')::timestamptz, at + (jobs ->> 'delay')::interval);
-    queue_ := coalesce(queue_, t.queue, 'default'); priority_ := coalesce(priority_, t.priority, 0); attempts := coalesce(attempts, t.max_attempts, 5);
     bad := aioqueue.job_refusal(task_, queue_, tenant_, key_, priority_, attempts, due);
     IF bad IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'job 1 of ' || n || ': ' || bad;
     END IF;
-    BEGIN
-        INSERT INTO aioqueue.job (id, task, queue, tenant, priority, max_attempts, payload, created_at, run_at, key)
-        SELECT e.id, task_, queue_, coalesce(tenant_, ''), priority_, attempts, e.payload, at, due, key_
-          FROM ROWS FROM (unnest(ids), jsonb_array_elements(jobs -> 'payloads')) AS e (id, payload);
-    EXCEPTION WHEN unique_violation THEN
-        RETURN QUERY SELECT m FROM aioqueue.enqueue_many((
-            SELECT jsonb_agg((jobs - '{ids,payloads}'::text[]) || jsonb_build_object('id', e.id, 'payload', e.payload))
-              FROM ROWS FROM (unnest(ids), jsonb_array_elements(jobs -> 'payloads')) AS e (id, payload))) AS m;
-        RETURN;
-    END;
+    IF n >= 100 THEN
+        BEGIN
+            INSERT INTO aioqueue.job (id, task, queue, tenant, priority, max_attempts, payload, created_at, run_at, key)
+            SELECT e.id, task_, queue_, coalesce(tenant_, ''), priority_, attempts, e.payload::jsonb, at, due, key_
+              FROM ROWS FROM (unnest(p_ids), string_to_table(p_payloads, E'\n')) AS e (id, payload);
+            fresh := p_ids;
+        EXCEPTION WHEN unique_violation THEN
+            NULL;
+        END;
+    END IF;
+    IF fresh IS NULL THEN
+        WITH i AS (
+            INSERT INTO aioqueue.job AS j (id, task, queue, tenant, priority, max_attempts, payload, created_at, run_at, key)
+            SELECT e.id, task_, queue_, coalesce(tenant_, ''), priority_, attempts, e.payload::jsonb, at, due, key_
+              FROM ROWS FROM (unnest(p_ids), string_to_table(p_payloads, E'\n')) AS e (id, payload)
+            ON CONFLICT DO NOTHING RETURNING j.id)
+        SELECT array_agg(i.id) INTO fresh FROM i;
+        IF coalesce(cardinality(fresh), 0) < n THEN
+            PERFORM aioqueue.same_jobs(
+                (SELECT jsonb_agg(jsonb_build_object('payload', e::jsonb)) FROM string_to_table(p_payloads, E'\n') AS e),
+                p_ids, array_fill(task_, ARRAY[n]), array_fill(tenant_, ARRAY[n]));
+        END IF;
+        IF fresh IS NULL THEN
+            RETURN xid;
+        END IF;
+    END IF;
     lane := aioqueue.lane(queue_, priority_); tenant_ := coalesce(tenant_, '');
     IF due > at THEN
         INSERT INTO aioqueue.scheduled (run_at, job_id, lane, tenant)
-        SELECT greatest(due, clock_timestamp()), u, lane, tenant_ FROM unnest(ids) AS u;
+        SELECT greatest(due, clock_timestamp()), u, lane, tenant_ FROM unnest(fresh) AS u;
     ELSE
         apart := aioqueue.step(tenant_);
-        tag := aioqueue.next_tag(lane, tenant_, apart, n);
+        tag := aioqueue.next_tag(lane, tenant_, apart, cardinality(fresh));
         INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, spared)
-        SELECT lane, tag + apart * u.i, u.id, tenant_, 0, 0 FROM unnest(ids) WITH ORDINALITY AS u (id, i);
+        SELECT lane, tag + apart * u.i, u.id, tenant_, 0, 0 FROM unnest(fresh) WITH ORDINALITY AS u (id, i);
     END IF;
-    RETURN QUERY SELECT unnest(ids);
+    RETURN xid;
 END $$;

@@ -1,6 +1,8 @@
 -- enqueue_many: (nothing) → ready or scheduled, for a jsonb array of jobs, in the caller's transaction; ids in order.
 -- A job: {"task", "payload", "tenant", "queue", "priority", "delay", "run_at", "max_attempts", "id", "key", "retry_of"};
--- all but task may be left out; jobs that differ in id and payload only may come as one object (enqueue_alike). delay is an interval or seconds. Options left out come from table task, then from the defaults.
+-- all but task may be left out. delay is an interval or seconds. Options left out come from table task, then from the defaults.
+-- Jobs that differ in id and payload only may come as one object, with "ids" and "payloads": as clients of schema 12 give them to it,
+-- later ones call enqueue_alike.
 -- XID first, then clock and tags (ENGINE.md, invariant 1). Locks nothing that others wait for; makes no row that others use.
 -- A job without a tenant, of a task whose workers require one, is SQLSTATE AQ004.
 -- An id that exists already with the same job is success and adds nothing; with another job it is unique_violation.
@@ -14,8 +16,13 @@ DECLARE
     lanes bigint[]; inserted uuid[]; at timestamptz; bad record; homeless text; later boolean; both_given boolean; n integer; lane_of jsonb;
 BEGIN
     IF jsonb_typeof(jobs) = 'object' AND jobs ? 'ids' THEN
-        PERFORM pg_current_xact_id();
-        RETURN QUERY SELECT e FROM aioqueue.enqueue_alike(jobs) AS e;
+        IF jsonb_array_length(jobs -> 'ids') <> jsonb_array_length(jobs -> 'payloads') THEN
+            RAISE invalid_parameter_value USING MESSAGE = 'jobs: expected as many payloads as ids';
+        END IF;
+        SELECT coalesce(array_agg(e::uuid), '{}') INTO ids FROM jsonb_array_elements_text(jobs -> 'ids') AS e;
+        PERFORM aioqueue.enqueue_alike(
+            jobs - '{ids,payloads}'::text[], ids, (SELECT string_agg(e::text, E'\n') FROM jsonb_array_elements(jobs -> 'payloads') AS e));
+        RETURN QUERY SELECT unnest(ids);
         RETURN;
     END IF;
     IF jsonb_typeof(jobs) IS DISTINCT FROM 'array' THEN
