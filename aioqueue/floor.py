@@ -16,8 +16,8 @@ from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 T = TypeVar("T", int, UUID)
-LONG = 1.0
-"""Seconds after which a running transaction is set aside, so that it does not hold every floor back."""
+LONG = 0.04
+"""Seconds after which a running transaction is set aside, so that it holds no floor back: whichever two ticks have seen."""
 
 
 class Snapshot(NamedTuple):
@@ -82,7 +82,8 @@ class LaneFloor(Generic[T]):
         A transaction that had no XID when the snapshot was taken will read V >= value after it has one, so its rows lie
         above value. Those that had one are waited for; after their end a look with a new snapshot sees all they left.
         A long one is set aside instead; at its end the floor goes back to the V that the tick BEFORE it was first seen
-        had read: it took its XID later than that, so every row of it lies above.
+        had read: it took its XID later than that, so every row of it lies above. Below the floor as it was no other
+        transaction can leave a row, so that the next tick may look up to there at once.
         """
         ended = [xid for xid in self._aside if xid not in snapshot.running]
         for xid in ended:
@@ -101,9 +102,9 @@ class LaneFloor(Generic[T]):
         self.seen = value
         self._reached = max(self._reached, value)
 
-    def answer(self, asked: int, first: tuple[int, T] | None) -> None:
-        """Take in what a tick found between `start` and `asked`: its first visible ready row, or None."""
-        if self._armed is None or asked > self._armed:
+    def answer(self, start: tuple[int, T], asked: int, first: tuple[int, T] | None) -> None:
+        """Take in what a tick found from `start` up to `asked`: its first visible ready row, or None."""
+        if self._armed is None or asked > self._armed or start != self.start:
             return  # rewound meanwhile: the question is asked anew
         if first is not None:
             self.value, self.tie = first
@@ -120,10 +121,9 @@ class LaneFloor(Generic[T]):
 
     def _rewind(self, value: int) -> None:
         if value < self.value:
+            self._armed = max(self._armed or 0, self.value - 1)
             self.value, self.tie = value, None
             self.lowered = True
-            self._armed = None
-            self._waiting.clear()
 
 
 class KeyFloors:

@@ -72,12 +72,10 @@ class Loop:
         return await cursor.fetchall() if cursor.description else []
 
     async def tick(self) -> None:
-        asked = self.floor.question
-        tick = await self.store.tick(
-            self.conn, worker=self.worker, questions=[LaneQuestion(LANE, self.claimed, self.floor.start, asked)]
-        )
+        start, asked = self.floor.start, self.floor.question
+        tick = await self.store.tick(self.conn, worker=self.worker, questions=[LaneQuestion(LANE, self.claimed, start, asked)])
         if asked is not None:
-            self.floor.answer(asked, tick.firsts[0])
+            self.floor.answer(start, asked, tick.firsts[0])
         self.ticked = time.monotonic()
         self.floor.observe(tick.vts[0], tick.snapshot, self.ticked)
 
@@ -105,19 +103,26 @@ class Loop:
 
 
 @contextlib.asynccontextmanager
+async def loops_on(dsn: str, number: int = LOOPS) -> AsyncIterator[list[Loop]]:
+    """Claim loops on a database that has the schema."""
+    store = Store(SCHEMA)
+    async with contextlib.AsyncExitStack() as stack:
+        made = []
+        for worker in range(1, number + 1):
+            conn = await stack.enter_async_context(await AsyncConnection.connect(dsn, autocommit=True))
+            await store.register_worker(
+                conn, worker=worker, host="h", pid=1, version="0", queues=["default"], concurrency=1, lease=36_000, tasks=[]
+            )
+            made.append(Loop(conn, store, worker))
+        yield made
+
+
+@contextlib.asynccontextmanager
 async def queue(server: kit.Server, loops: int = LOOPS) -> AsyncIterator[list[Loop]]:
     """A database of its own with the schema, and claim loops on it."""
     dsn = server.database()
     await migrate(dsn, schema=SCHEMA)
-    store = Store(SCHEMA)
-    async with contextlib.AsyncExitStack() as stack:
-        made = []
-        for number in range(1, loops + 1):
-            conn = await stack.enter_async_context(await AsyncConnection.connect(dsn, autocommit=True))
-            await store.register_worker(
-                conn, worker=number, host="h", pid=1, version="0", queues=["default"], concurrency=1, lease=36_000, tasks=[]
-            )
-            made.append(Loop(conn, store, number))
+    async with loops_on(dsn, loops) as made:
         yield made
     server.drop(dsn)
 

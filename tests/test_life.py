@@ -237,7 +237,7 @@ class LifeOfJobs(RuleBasedStateMachine):
         floors = process.floors
         floors.begin_tick()
         questions = [LaneQuestion(n, floors.highest_claimed(n), floors[n].start, floors[n].question) for n in EVERY]
-        due = floors.due.question
+        due_start, due = floors.due.start, floors.due.question
         seen = await self.service.store.tick(
             self.service.conn, worker=process.id, questions=questions, due_from=self.due_from(process),
             due_to=None if due is None else EPOCH + timedelta(microseconds=due),
@@ -246,11 +246,11 @@ class LifeOfJobs(RuleBasedStateMachine):
         for question, vt, first in zip(questions, seen.vts, seen.firsts, strict=True):
             floor = floors[question.lane]
             if question.upto is not None:
-                floor.answer(question.upto, first)
+                floor.answer(question.floor, question.upto, first)
             floor.observe(vt, seen.snapshot, process.now)
         if due is not None:
             found = seen.first_due
-            floors.due.answer(due, None if found is None else ((found - EPOCH) // timedelta(microseconds=1), 0))
+            floors.due.answer(due_start, due, None if found is None else ((found - EPOCH) // timedelta(microseconds=1), 0))
         floors.due.observe((seen.clock - MARGIN - EPOCH) // timedelta(microseconds=1), seen.snapshot, process.now)
         return seen
 

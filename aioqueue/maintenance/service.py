@@ -58,6 +58,7 @@ class Maintenance:
         self._sweeper = Sweeper(database, store, floors)
         self._busy = asyncio.Event()
         self._next_rescue = 0.0
+        self._went_back = False
 
     def wake(self) -> None:
         """Jobs were claimed, enqueued or cancelled: tick soon, whatever the pause."""
@@ -95,7 +96,8 @@ class Maintenance:
     async def _once(self) -> float:
         """One round; returns the seconds until the next."""
         tick = await self._ticker.tick()
-        if self._floors.take_lowered():
+        went_back, self._went_back = self._went_back, self._floors.take_lowered()
+        if self._went_back:
             self._look()  # every worker sees it by itself; its hint came when the floor still lay above
         if tick.cancelled:
             self._cancel(tick.cancelled)
@@ -109,6 +111,8 @@ class Maintenance:
                 self._rescued()
         if await self._sweeper.sweep():
             self._ready()
+        if self._went_back and not went_back:
+            return 0.0  # claims walk over what was taken since then, until the next tick
         if not self._floors.at_rest:
             return self._settings.tick
         return self._idle_pause(tick)

@@ -72,7 +72,7 @@ class Ticker:
             )
             for lane in floors.lanes
         ]
-        due_question = floors.due.question
+        due_start, due_question = floors.due.start, floors.due.question
         async with self._database.runtime() as conn:
             tick = await self._store.tick(
                 conn,
@@ -103,13 +103,13 @@ class Ticker:
             if full and first is not None:
                 floor.lower(first)
             elif not full and upto is not None:
-                floor.answer(upto, first)
+                floor.answer(question.floor, upto, first)
             floor.observe(value, tick.snapshot, now)
         if tick.clock < self._clock:
             floors.due.reset()
         elif due_question is not None:
             first_due = tick.first_due
-            floors.due.answer(due_question, None if first_due is None else (_microseconds(first_due), 0))
+            floors.due.answer(due_start, due_question, None if first_due is None else (_microseconds(first_due), 0))
         self._clock = tick.clock
         floors.due.observe(_microseconds(tick.clock - MARGIN), tick.snapshot, now)
         return tick

@@ -287,7 +287,7 @@ class Floors:
         self.floor.observe(seen.vts[0], seen.snapshot, self.now)
         if asked is not None:
             first = seen.firsts[0]
-            self.floor.answer(asked, None if first is None else (first.vt, first.job_id))
+            self.floor.answer(question.floor, asked, None if first is None else (first.vt, first.job_id))
         return seen
 
     async def ticks(self, number: int = 4) -> None:

@@ -13,10 +13,14 @@ from typing import Any
 import psycopg
 import pytest
 
+from aioqueue import AioQueue
+from aioqueue.events import WorkerStarted
 from aioqueue.floor import LaneFloor, Snapshot
-from aioqueue.migrate import migrate
+from aioqueue.maintenance.prune import Pruner
+from aioqueue.migrate import grant, migrate
 from aioqueue.sql import as_sql
 from aioqueue.store import LOWEST_ID
+from tests.kit import Seen
 from tests.postgres import Database, Server
 from tests.sql.plans import BY_JOB, CLAIMED, LANE, ROWS, STATES, WORKER, Watched, change, fill, job_id
 
@@ -209,6 +213,52 @@ def test_register_worker(watched: Watched) -> None:
     assert "scheduled_unknown_task" in plans.indexes()
 
 
+IN_FUTURE = """
+TRUNCATE aioqueue.scheduled;
+INSERT INTO aioqueue.scheduled (run_at, job_id, lane, tenant)
+SELECT now() + n * interval '1 hour', pg_temp.id(2, n), :lane, 'T' || n % 500 FROM generate_series(1, :rows) n
+"""
+
+
+def test_a_worker_starts_beside_any_number_of_rows(
+    server: Server, schema: str, full: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checks, its row, its first job: what the server counts as read of ended and future jobs is next to nothing.
+
+    Not the partitions' loop, which has a bound of its own (tests/sql/test_make_ranges.py), nor live, which has what is ready or
+    runs, and is looked through for orphans beside the start.
+    """
+    database = server.create(full)
+    change(database.dsn("superuser"), schema, IN_FUTURE)
+    asyncio.run(grant(database.dsn("owner"), schema=schema, role="aioqueue_worker"))
+    monkeypatch.setattr(Pruner, "run", lambda self: asyncio.Event().wait())
+    seen = Seen()
+    app = AioQueue(database.dsn("worker"), schema=schema, observers=[seen])
+
+    @app.task(name="t", queue="quiet")
+    async def t() -> None: ...
+
+    async def start() -> None:
+        async with app, app.worker(queues=["quiet"]):
+            await seen.wait(WorkerStarted)
+            await (await app.tasks["t"].enqueue()).result(timeout=60)
+
+    asyncio.run(start())
+    with psycopg.connect(database.dsn("superuser"), autocommit=True) as conn:
+        # What a session has read is counted once it has ended.
+        while conn.execute(
+            "SELECT FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()", [database.name]
+        ).fetchall():
+            pass
+        read = conn.execute(
+            "SELECT relname, seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE schemaname = %s AND relname = ANY (%s)",
+            [schema, ["scheduled", "job_default", "outcome_default", "attempt_default"]],
+        ).fetchall()
+    server.drop(database)
+    assert len(read) == 4
+    assert {name: rows for name, rows in read if rows > 50} == {}
+
+
 class Price:
     """Claims with a floor and ticks, as a worker makes them; buffers counted by the server."""
 
@@ -229,7 +279,7 @@ class Price:
             statement, self.worker, LANE, self.claimed, start, str(tie), asked, "1970-01-01Z", None
         )
         if asked is not None:
-            self.floor.answer(asked, None if firsts[0] is None else (firsts[0], ids[0]))
+            self.floor.answer(self.floor.start, asked, None if firsts[0] is None else (firsts[0], ids[0]))
         self.now += 0.05
         self.floor.observe(vts[0], Snapshot.parse(snapshot), self.now)
 
