@@ -66,6 +66,8 @@ class NoFreeConnection(AioQueueError):
 
 async def _put(conn: PoolConnection) -> None:
     """Give a job's connection back to its pool, also when that was closed meanwhile; of a job nothing is committed here."""
+    conn.stays_watched = False
+    conn.unwatch()
     if conn.pgconn.transaction_status != TransactionStatus.IDLE:
         await conn.close()
     pool = conn._pool
@@ -270,6 +272,7 @@ class Database:
         try:
             if conn is None:
                 conn = await self._get(self._opened(), self.settings.acquire_timeout)
+                conn.stays_watched = True
                 conn.pass_on_until = time.monotonic() + PASSED_ON
         except psycopg.OperationalError as error:
             self._shares.leave("job")

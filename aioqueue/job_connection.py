@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from psycopg import pq
+from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from .errors import TransactionViolation
-from .pooler import PoolConnection
+from .pooler import RV, PoolConnection
 
 LEFT = "the task broke its transaction: it ended it by itself (COMMIT or ROLLBACK in SQL, PREPARE TRANSACTION)"
 
@@ -30,6 +31,7 @@ class JobConnection(PoolConnection):
         # What the server has prepared is known to all that use this connection, one after the other.
         self._prepared = pooled._prepared
         self._limits = pooled._prepared.prepare_threshold, pooled._prepared.prepared_max
+        self._pooled = pooled
         self._check = check
         self._autocommit = True
         self._num_transactions = 1
@@ -38,15 +40,16 @@ class JobConnection(PoolConnection):
         self.closed_by_user = False
         """Whether user code has called close()."""
 
-    async def wait(self, *args: Any, **options: Any) -> Any:
+    async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
         """Wait for the server, as psycopg does; what ends the transaction is the last that ever runs.
 
         Every statement comes by here when its turn has come: the `check` refuses the one of a task that may send none now.
         """
-        if self.pgconn is not _closed():
-            self._check()
+        if self.pgconn is _closed():
+            return await super().wait(gen, *args, **options)  # which says so
+        self._check()
         try:
-            answer = await super().wait(*args, **options)
+            answer = await self._pooled.wait(gen, *args, **options)
         finally:
             if self.pgconn.transaction_status == TransactionStatus.IDLE:
                 self.left = True
@@ -81,6 +84,7 @@ class JobConnection(PoolConnection):
         self.pgconn.notice_handler = self.pgconn.notify_handler = None
         self._prepared.prepare_threshold, self._prepared.prepared_max = self._limits
         self.pgconn = _closed()
+        del self._pooled
         self._check = _nothing  # or it would be the garbage collector's to find that nobody needs the two any more
 
 

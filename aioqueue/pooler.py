@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import socket
-from typing import Any, Self
+from collections.abc import Generator
+from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, IsolationLevel, sql
-from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.abc import PQGen
+from psycopg.pq import ConnStatus, PipelineStatus, TransactionStatus
 from psycopg.rows import TupleRow
+from psycopg.waiting import Ready, Wait
 
+RV = TypeVar("RV")
 CANCEL_SECONDS = 1.0
 """Seconds that a cancelled call waits for the server to end its statement."""
 
@@ -31,6 +36,11 @@ SESSION = {
 """What the runtime's statements run under, on every connection."""
 REPORTED = ("client_encoding", "DateStyle", "TimeZone", "IntervalStyle", "application_name", "standard_conforming_strings")
 """Settings that a pooler keeps for each client, and sets on the server before it lends it."""
+
+READABLE = int(Wait.R)
+READY = Ready.R
+_NOBODY = contextvars.Context()
+"""The loop keeps the context in which it was told of a socket: a job's would keep the job."""
 
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE"
 # A stranger's SET ROLE may stand on the server's session.
@@ -49,17 +59,117 @@ def sever(conn: AsyncConnection[Any] | Connection[Any]) -> None:
             duplicate.close()
 
 
+class _Going(Generator[Any, Any, RV]):
+    """A generator that has begun: it says first how far it is, its state, end or interruption, and goes on."""
+
+    def __init__(self, gen: PQGen[RV], error: BaseException | None, state: Any = None) -> None:
+        self._gen = gen
+        self._said = False
+        self._error = error
+        self._state = state
+
+    def send(self, value: Any) -> Any:
+        if self._said:
+            return self._gen.send(value)
+        self._said = True
+        if self._error is not None:
+            raise self._error
+        return self._state
+
+    def throw(self, *args: Any) -> Any:
+        return self._gen.throw(*args)
+
+
 class PoolConnection(AsyncConnection[TupleRow]):
     """A connection whose cancelled calls end soon: psycopg's own would wait up to 10 s for a server that hangs."""
 
     _severing: asyncio.TimerHandle | None = None
+    _watched_by: asyncio.AbstractEventLoop | None = None
+    """The loop that watches the socket."""
+    _socket = -1
+    _gen: PQGen[Any] | None = None
+    """What reads for whoever waits; None: nobody does."""
+    _context: contextvars.Context | None = None
+    _answer: asyncio.Future[tuple[bool, Any]] | None = None
+    """Done when it has read all, or waits for something else: whether it has ended, and its value or what it waits for."""
+    stays_watched = False
+    """Whether the loop goes on watching when an answer has come; whoever sets it is to `unwatch` at the end."""
     pass_on_until = 0.0
     """Until when it may go from job to job without coming back to the pool, by time.monotonic()."""
 
-    async def wait(self, *args: Any, **options: Any) -> Any:
-        """Wait for the server, as psycopg does."""
+    async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
+        """Wait for the server, as psycopg does; but that sets a timer for each answer, and tells the loop of its socket anew."""
+        socket = self.pgconn.socket
+        loop = asyncio.get_running_loop()
+        if args or options or self._watched_by not in (None, loop):
+            return await self._wait_slowly(gen, *args, **options)
         try:
-            return await super().wait(*args, **options)
+            state: Any = next(gen)
+            if state == READABLE:
+                # What the generator calls (handlers of notices) finds the context of who waits.
+                self._gen, self._context = gen, contextvars.copy_context()
+                answer = self._answer = loop.create_future()
+                if self._watched_by is None:
+                    _NOBODY.run(loop.add_reader, socket, self._on_readable)
+                    self._watched_by, self._socket = loop, socket
+                try:
+                    ended, state = await answer
+                finally:
+                    self._gen = self._context = self._answer = None
+                    if not self.stays_watched:
+                        self.unwatch()
+                if ended:
+                    return state  # type: ignore[no-any-return]
+        except StopIteration as ended_at_once:
+            # Without a wait; psycopg lets other tasks run when there was none for long.
+            gen = _Going(gen, ended_at_once)
+        except OSError as error:
+            raise psycopg.OperationalError("the connection's socket is closed") from error
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit) as interruption:
+            gen = _Going(gen, interruption)
+        else:
+            gen = _Going(gen, None, state)
+        finally:
+            self._unwatch_if_lost()
+        return await self._wait_slowly(gen)
+
+    def _on_readable(self) -> None:
+        """Let the generator read; whoever waits is told when it has all."""
+        if self._gen is None or self._answer is None or self._context is None:
+            self.unwatch()  # nobody asked: a server's notice, or its end; who asks next finds it
+        elif not self._answer.done():
+            try:
+                state = self._context.run(self._gen.send, READY)
+            except StopIteration as ended:
+                self._answer.set_result((True, ended.value))
+            except Exception as error:
+                self._answer.set_exception(error)
+            else:
+                if state != READABLE:
+                    self._answer.set_result((False, state))
+            self._unwatch_if_lost()
+
+    def _unwatch_if_lost(self) -> None:
+        # libpq has closed the socket then, whose number another one may have from now on.
+        if self._watched_by is not None and self.pgconn.status != ConnStatus.OK:
+            self.unwatch()
+
+    def unwatch(self) -> None:
+        """Take the socket from the loop. Before it is closed: the loop would take the next of that number for watched."""
+        loop, self._watched_by = self._watched_by, None
+        if loop is not None and not loop.is_closed():
+            loop.remove_reader(self._socket)
+
+    async def close(self) -> None:
+        """Close it, as psycopg does."""
+        self.unwatch()
+        await super().close()
+
+    async def _wait_slowly(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
+        if self._watched_by is asyncio.get_running_loop():
+            self.unwatch()
+        try:
+            return await super().wait(gen, *args, **options)
         finally:
             if self._severing is not None:
                 self._severing.cancel()
