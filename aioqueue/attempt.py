@@ -42,46 +42,30 @@ def _ended_by_server(error: BaseException) -> bool:
 class Run:
     """One job in this process, from its claim until its slot is free again."""
 
-    __slots__ = (
-        "abandoned",
-        "blocked",
-        "cause",
-        "definition",
-        "ends",
-        "in_user_code",
-        "job",
-        "limit",
-        "saw_stop",
-        "should_stop",
-        "taken",
-        "task",
-        "thread",
-        "timer",
-        "waits",
-    )
+    # What most runs never set stands in the class: to set it for each costs more than all else of a run.
+    definition: TaskDefinition | None = None
+    limit = 0.0
+    ends: float | None = None
+    """When its time limit is over, by time.monotonic(); None while no user code runs."""
+    blocked: str | None = None
+    """What the guard saw it do to the event loop."""
+    abandoned = False
+    task: asyncio.Task[None] | None = None
+    thread: asyncio.Future[Any] | None = None
+    cause: Cause | None = None
+    in_user_code = False
+    waits = False
+    """Whether it waits for the connection of its own transaction; user code has not begun."""
+    should_stop = False
+    saw_stop = False
+    """Whether user code has looked, and knows that it is to stop."""
+    timer: asyncio.TimerHandle | None = None
+    """Set while its end is awaited for so long only."""
+    taken = False
+    """Whether somebody sees to its outcome already."""
 
     def __init__(self, job: Claimed) -> None:
         self.job = job
-        self.definition: TaskDefinition | None = None
-        self.limit = 0.0
-        self.ends: float | None = None
-        """When its time limit is over, by time.monotonic(); None while no user code runs."""
-        self.blocked: str | None = None
-        """What the guard saw it do to the event loop."""
-        self.abandoned = False
-        self.task: asyncio.Task[None] | None = None
-        self.thread: asyncio.Future[Any] | None = None
-        self.cause: Cause | None = None
-        self.in_user_code = False
-        self.waits = False
-        """Whether it waits for the connection of its own transaction; user code has not begun."""
-        self.should_stop = False
-        self.saw_stop = False
-        """Whether user code has looked, and knows that it is to stop."""
-        self.timer: asyncio.TimerHandle | None = None
-        """Set while its end is awaited for so long only."""
-        self.taken = False
-        """Whether somebody sees to its outcome already."""
 
     def look(self) -> bool:
         """Answer user code that asks whether it is to stop."""

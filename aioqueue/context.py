@@ -37,7 +37,7 @@ class JobContext(Reporting[Held_co]):
         open_transaction: Callable[[], AbstractAsyncContextManager[JobTransaction[Held_co]]],
         should_stop: Callable[[], bool],
     ) -> None:
-        super().__init__(job)
+        self._job = job
         self._open = open_transaction
         self._should_stop = should_stop
 

@@ -122,9 +122,9 @@ class ErrorText:
         return cls(storable(full, 200), storable(message, MESSAGE_LIMIT), text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Succeeded:
-    """The task returned; `result` is JSON text."""
+    """The task returned; `result` is JSON text. Not frozen: most jobs make one, and that costs several times as much."""
 
     result: str
 

@@ -210,8 +210,14 @@ class Recorder:
                 outage.lost(error)
                 await outage.pause()
         outage.over()
-        for pending in batch:
-            self._end(pending, "succeeded" if states is None else states.get(pending.job.job_id))
+        if states is None and len(batch) > 1 and not self._observers.see_successes:
+            for pending in batch:  # as _end() does: of a batch none was refused before, and nobody looks
+                del self._pending[pending]
+                if pending.job.keys and self._ended is not None:
+                    self._ended(pending.job)
+        else:
+            for pending in batch:
+                self._end(pending, "succeeded" if states is None else states.get(pending.job.job_id))
         self._recorded()
         if self._ready is not None and states is not None and "ready" in states.values():
             self._ready()  # handed back: nobody else says that there is work

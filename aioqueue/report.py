@@ -107,6 +107,8 @@ class Reporter:
         """Take note that a run is over: what it has reported goes."""
         with self._lock:
             job.reporter = None
+            if not self._of:
+                return  # nobody reports: to look for one costs more
             key = job.job_id, job.attempt
             found = self._of.get(key)
             if found is None:

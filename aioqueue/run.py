@@ -32,6 +32,10 @@ from .settings import LimitSettings, TenantSettings
 from .task import Holds, Task, TaskDefinition
 from .threads import JobThreads
 
+# The members of an enum are looked up by code in Python: at each job that would show.
+_IN_TRANSACTION = (Holds.TRANSACTION, Holds.SESSION)
+_CONTEXT = Holds.CONTEXT
+
 
 class OwnTransaction(Protocol):
     """The transaction a task runs in."""
@@ -121,6 +125,7 @@ class Runner:
         self._timer: asyncio.TimerHandle | None = None
         # A timer keeps its context: that of a run would keep its job.
         self._context = contextvars.copy_context()
+        self._loop = asyncio.get_running_loop()
 
     def start(self, job: Claimed) -> None:
         """Start the job in an asyncio task of its own."""
@@ -129,7 +134,7 @@ class Runner:
         job.reporter = self._reporter
         self.runs[id(run)] = run
         # Not asyncio.create_task(): it would name the task in a call of its own.
-        run.task = asyncio.get_running_loop().create_task(self._run(run), name=job.task)
+        run.task = self._loop.create_task(self._run(run), name=job.task)
 
     def stop(self, run: Run, cause: Cause) -> None:
         """End a run: cancel its user code, or its wait for a connection, once. The first cause stands, but a lost lease wins."""
@@ -237,12 +242,13 @@ class Runner:
             # Dead at once, unless the task says otherwise by name: of code of two versions one may read it.
             again = run.delay(error) if InvalidPayload in definition.retry.on else None
             return Failed(Reason.INVALID_PAYLOAD, ErrorText.of(error, with_traceback=False), again)
-        if definition.holds in (Holds.TRANSACTION, Holds.SESSION):
+        holds = definition.holds
+        if holds in _IN_TRANSACTION:
             run.limit = definition.timeout or self._limits.transaction_time_limit
             return await self._in_transaction(run, definition, args, kwargs)
         run.limit = definition.timeout or self._limits.time_limit
         context = JobContext(job, lambda: self._transactions.short(job, run.left), run.look)
-        if definition.holds is Holds.CONTEXT:
+        if holds is _CONTEXT:
             args = (context, *args)
         return await self._user_code(run, definition, context, args, kwargs)
 
@@ -317,7 +323,7 @@ class Runner:
             task = run.task
             while task is not None and task.cancelling():
                 task.uncancel()
-        if run.ended_by(Cause.TIME_LIMIT, Cause.LEASE_LOST) or (run.saw_stop and run.ended_by()):
+        if run.cause is not None and (run.saw_stop or run.ended_by(Cause.TIME_LIMIT, Cause.LEASE_LOST)):
             return run.ended()  # what returns because it was asked to stop has not done its work
         try:
             if type(value) not in PLAIN_TYPES and inspect.isawaitable(value):

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
@@ -159,6 +160,9 @@ def _ended(row: Sequence[Any]) -> EndedJob:
     return EndedJob(row[0], None if row[1] is None else JobState(row[1]), *row[2:])
 
 
+_position = attrgetter("vt", "job_id")
+
+
 async def _select(conn: AsyncConnection[Any], columns: Sequence[LiteralString], params: Sequence[str]) -> AsyncCursor[TupleRow]:
     # Rows are tuples and parameters %s, whatever the caller's own cursors make of them.
     cursor = AsyncCursor(conn, row_factory=tuple_row)
@@ -168,14 +172,15 @@ async def _select(conn: AsyncConnection[Any], columns: Sequence[LiteralString], 
 def _batch(
     worker: int, outcomes: Sequence[str], succeeded: Sequence[Claimed] = (), results: Sequence[str] = ()
 ) -> tuple[object, ...]:
-    # Arrays for the many that succeed: the server reads them in half the time that objects of JSON would take.
+    # Arrays for the many that succeed: the server reads them in half the time that objects of JSON would take. Written by what
+    # writes a whole list: a call for each job would cost three times as much.
     return (
         worker,
         f"[{','.join(outcomes)}]",
-        array([f"{job.job_id.int:032x}" for job in succeeded]),
-        array([job.lane for job in succeeded]),
-        array([job.vt for job in succeeded]),
-        array([job.attempt for job in succeeded]),
+        f"{{{b''.join([job.job_id.int.to_bytes(16) for job in succeeded]).hex(',', 16)}}}",
+        f"{{{str([job.lane for job in succeeded])[1:-1]}}}",
+        f"{{{str([job.vt for job in succeeded])[1:-1]}}}",
+        f"{{{str([job.attempt for job in succeeded])[1:-1]}}}",
         f"[{','.join(results)}]",
     )
 
@@ -229,8 +234,10 @@ class Store(LimitStore):
                     claims.key_floors[key] = first
                 if row[3]:
                     claims.passed[key] = row[3]
-        order = {scan.lane: number for number, scan in enumerate(lanes)}
-        claims.jobs.sort(key=lambda job: (order[job.lane], job.vt, job.job_id))
+        claims.jobs.sort(key=_position)
+        if len({job.lane for job in claims.jobs}) > 1:
+            order = {scan.lane: number for number, scan in enumerate(lanes)}
+            claims.jobs.sort(key=lambda job: order[job.lane])
         return claims
 
     async def tick(
