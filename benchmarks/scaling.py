@@ -1,40 +1,62 @@
 """What more of everything costs: worker processes on one database, and claims beside many rows that are not ready.
 
     python -m benchmarks.scaling [--jobs 20000] [--processes 1,2,4,8] [--rows 100000] [--svg scaling.svg]
+    python -m benchmarks.scaling --jobs 100000 --finished 10000000 --scheduled 1000000 --parked 100000
 
-processes  the same backlog drained by 1, 2, 4 and 8 worker processes: jobs a second of all, and what the slowest
-           did of its share
-claims     claims of 100, median, of a queue that also has N finished or scheduled jobs, 1,000 running ones, or whose
-           jobs are of 1 to 10,000 tenants; each beside a queue that has nothing else, in turns
+processes  the same backlog drained by 1, 2, 4 and 8 worker processes, in turns: jobs a second of all, from the first start to
+           the last end, and what the slowest did of its share
+claims     of one and of 100, beside N jobs that have ended (in eight ranges of id time, of which the present one has its part),
+           that are scheduled, that are parked, since their tenant is at its limit; beside 1,000 that run; of jobs of 1 to 10,000
+           tenants. Each is made in turns with one in a queue that has nothing else; the lower quartile counts
 
-Exits with 1 where a process did nothing, or a claim needs more than 1.2 times the buffers.
+The promises: 8 processes do more than 4, and each at least a quarter of its share; no claim takes more than 1.2 times as long, or
+as many buffers, as that of the empty queue. Exits with 1 where one is broken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+import psycopg
+
+from aioqueue.sql import as_sql, functions
+
 from . import kit
-from .fairness import LANE, Loop, queue
-from .held_horizon import ENQUEUE, Queue
+from .fairness import LANE, SCHEMA, Loop, queue
+from .held_horizon import ENQUEUE, SIZES, Queue
 from .peers import CONTESTANTS, running
 
 LIMIT = 1.2
-SAMPLES = 10
-FINISHED = """
-WITH j AS (INSERT INTO aioqueue.job (id, task, queue, tenant, priority, max_attempts, payload, created_at)
-           SELECT aioqueue.uuidv7(), 'send', 'default', '', 0, 5, '{"n": 1}', now() FROM generate_series(1, %s) RETURNING id)
-INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, finished_at) SELECT id, 'succeeded', 1, 0, '1', now() FROM j
+SHARE = 0.25
+SAMPLES = 60
+READY = 10_000
+DAYS = 8
+BATCH = 10_000
+JOBS = """
+INSERT INTO aioqueue.job (id, task, queue, tenant, priority, max_attempts, payload, created_at)
+SELECT aioqueue.first_id(d.at + n * (interval '20 hours' / %(rows)s)), 'send', 'default', '', 0, 5, '{"n": 1}', d.at
+  FROM (SELECT clock_timestamp() - make_interval(days => %(day)s, hours => 20) AS at) d, generate_series(1, %(rows)s) AS n
+RETURNING id
 """
-SCHEDULED = """
-SELECT count(*) FROM aioqueue.enqueue_many((SELECT jsonb_agg(jsonb_build_object('task', 'send', 'delay', 86400 + n))
-    FROM generate_series(1, %s) AS n))
-"""
+FINISHED = (
+    f"WITH j AS ({JOBS}) INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, finished_at)"
+    " SELECT id, 'succeeded', 1, 0, '1', now() FROM j"
+)
+SCHEDULED = (
+    f"WITH j AS ({JOBS}) INSERT INTO aioqueue.scheduled (run_at, job_id, lane, tenant)"
+    " SELECT now() + interval '1 day' + row_number() OVER () * interval '1 s', id, %(lane)s, '' FROM j"
+)
+PARKED = "SELECT count(*) FROM aioqueue.parked"
 TENANTS = ENQUEUE.replace("mod(n, 10)", "mod(n, {})")
+LATEST = """
+SELECT extract(epoch FROM max(finished_at) - min(started_at))::float8 FROM aioqueue.outcome HAVING count(*) = %s
+"""
 
 
 async def drain(server: kit.Server, processes: int, jobs: int) -> tuple[float, float]:
@@ -45,69 +67,126 @@ async def drain(server: kit.Server, processes: int, jobs: int) -> tuple[float, f
         await drivers[0].ask("setup")
         await drivers[0].ask("bulk", jobs)
         await asyncio.to_thread(kit.settle, dsn)
-        begin = time.perf_counter()
         await asyncio.gather(*(driver.ask("work") for driver in drivers))
         done = [0]
         while sum(done) < jobs:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
             done = [(await driver.ask("idle"))["runs"] for driver in drivers]
-        rate = jobs / (time.perf_counter() - begin)
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+            while (row := await (await conn.execute(LATEST, [jobs])).fetchone()) is None:  # noqa: ASYNC110 - of the server
+                await asyncio.sleep(0.05)
     server.drop(dsn)
-    return rate, min(done) * processes / jobs
+    return jobs / float(row[0]), min(done) * processes / jobs
+
+
+async def past_ranges(loop: Loop) -> None:
+    """Ranges of id time for today, and for the days before, as if they had been made then."""
+    text = functions()["make_ranges"]
+    for day in range(DAYS + 1):
+        await loop.rows(text.replace("clock_timestamp()", f"(clock_timestamp() - interval '{day} days')"))
+        await loop.rows("SELECT aioqueue.make_ranges(86400, 0)")
+    await loop.rows(text)
+
+
+async def insert(loop: Loop, statement: str, rows: int) -> None:
+    """Insert so many rows without going through the queue, spread over the last days: two connections share the days."""
+    days = iter(range(DAYS))
+
+    async def fill(conn: psycopg.AsyncConnection[object]) -> None:
+        await conn.execute("SET synchronous_commit = off")
+        for day in days:
+            await conn.execute(as_sql(statement, SCHEMA), {"rows": rows // DAYS, "day": day, "lane": LANE})
+
+    dsn = f"{loop.conn.info.dsn} password={loop.conn.info.password}"
+    async with contextlib.AsyncExitStack() as stack:
+        conns = [
+            await stack.enter_async_context(await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None))
+            for _ in (1, 2)
+        ]
+        await asyncio.gather(*(fill(conn) for conn in conns))
+
+
+async def park(loop: Loop, rows: int) -> None:
+    """Park so many jobs of a tenant that may run one at a time, as claims do."""
+    await loop.store.set_tenant(loop.conn, "big", max_running=1)
+    big = ENQUEUE.replace("'t' || mod(n, 10)", "'big'")
+    await loop.rows(big, 1)
+    await loop.claim(1)
+    for start in range(0, rows, BATCH):
+        await loop.rows(big, min(BATCH, rows - start))
+    while (await loop.rows(PARKED))[0][0] < rows:
+        for _ in range(10):
+            await loop.claim(500)
 
 
 async def prepare(loop: Loop, what: str, rows: int) -> None:
     """Fill a queue with what is not ready, then with jobs to claim."""
     tenants = 10
+    await loop.rows("SET synchronous_commit = off")
+    await past_ranges(loop)
     match what.split():
         case ["finished"]:
-            await loop.rows(FINISHED, rows)
+            await insert(loop, FINISHED, rows)
         case ["scheduled"]:
-            for start in range(0, rows, 10_000):
-                await loop.rows(SCHEDULED, min(10_000, rows - start))
+            await insert(loop, SCHEDULED, rows)
+        case ["parked"]:
+            await park(loop, rows)
         case ["running"]:
-            await loop.rows(ENQUEUE, 1_000)
-            for _ in range(10):
+            await loop.rows(ENQUEUE, rows)
+            for _ in range(0, rows, 100):
                 await loop.claim(100)
-        case [number, "tenants"]:
-            tenants = int(number)
-    await loop.rows(TENANTS.format(tenants), 10_000)
+        case ["tenants"]:
+            tenants = rows
+    await loop.rows(TENANTS.format(tenants), READY)
 
 
-async def claims(server: kit.Server, what: str, rows: int) -> tuple[float, float]:
-    """Milliseconds and buffers of a claim of 100, each in relation to an empty queue's."""
+async def claims(server: kit.Server, what: str, rows: int) -> dict[int, tuple[float, float]]:
+    """Time and buffers of a claim of one and of 100, each in relation to an empty queue's."""
+    began = time.monotonic()
     async with queue(server, loops=1) as (plain,), queue(server, loops=1) as (full,):
         pair = [Queue(plain, server.dsn_of(plain.conn.info.dbname)), Queue(full, server.dsn_of(full.conn.info.dbname))]
         await prepare(plain, "nothing", 0)
         await prepare(full, what, rows)
-        times: list[list[float]] = [[], []]
-        buffers: list[list[float]] = [[], []]
         for one in pair:
             kit.settle(one.dsn)
+        made = time.monotonic() - began
+        times: dict[tuple[int, int], list[float]] = defaultdict(list)
+        buffers: dict[tuple[int, int], list[float]] = defaultdict(list)
         for turn in range(SAMPLES):
-            for i in (0, 1) if turn % 2 else (1, 0):
-                await pair[i].rest()
-                buffers[i].append(await pair[i].explain(100))
-                begin = time.perf_counter()
-                claimed = await pair[i].loop.claim(100)
-                times[i].append(time.perf_counter() - begin)
-                assert all(job.lane == LANE for job in claimed.jobs)
-                await pair[i].loop.end(claimed.jobs)
-    return kit.median(times[1]) / kit.median(times[0]), kit.median(buffers[1]) / kit.median(buffers[0])
+            for which in (0, 1) if turn % 2 else (1, 0):
+                for size in SIZES:
+                    if turn % 5 == 4:
+                        buffers[which, size].append(await pair[which].explain(size))
+                    times[which, size].append(await pair[which].timed(size))
+    found = {
+        size: (
+            kit.percentile(times[1, size], 0.25) / kit.percentile(times[0, size], 0.25),
+            kit.median(buffers[1, size]) / kit.median(buffers[0, size]),
+        )
+        for size in SIZES
+    }
+    said = ", ".join(f"of {size}: time {t:.2f}, buffers {b:.2f}" for size, (t, b) in found.items())
+    kit.say(f"{what} {rows:,}: {said} (made in {made:.0f} s)")
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = kit.parser(__doc__, "scaling", rounds=3)
     parser.add_argument("--jobs", type=int, default=20_000, metavar="N", help="jobs of one backlog (default 20,000)")
-    parser.add_argument("--processes", default="1,2,4,8", metavar="NUMBERS", help="worker processes (default 1,2,4,8)")
-    parser.add_argument("--rows", type=int, default=100_000, metavar="N", help="finished and scheduled jobs (default 100,000)")
+    parser.add_argument("--processes", default="1,2,4,8", metavar="NUMBERS", help="worker processes (default 1,2,4,8; '': none)")
+    parser.add_argument("--rows", type=int, default=100_000, metavar="N", help="jobs beside the claims (default 100,000)")
+    for what in ("finished", "scheduled", "parked"):
+        parser.add_argument(f"--{what}", type=int, metavar="N", help=f"jobs {what} (default: --rows; 0: none)")
+    parser.add_argument("--running", type=int, default=1_000, metavar="N", help="jobs running (default 1,000; 0: none)")
     parser.add_argument("--tenants", default="1,100,10000", metavar="NUMBERS", help="numbers of tenants (default 1,100,10000)")
     arguments = parser.parse_args(argv)
     numbers = [int(number) for number in arguments.processes.split(",") if number]
     rates: dict[int, list[float]] = {number: [] for number in numbers}
     shares: dict[int, list[float]] = {number: [] for number in numbers}
-    kinds = ["finished", "scheduled", "running", *(f"{number} tenants" for number in arguments.tenants.split(",") if number)]
+    sizes = {what: getattr(arguments, what) for what in ("finished", "scheduled", "parked", "running")}
+    kinds = [(what, arguments.rows if size is None else size) for what, size in sizes.items()]
+    kinds += [("tenants", int(number)) for number in arguments.tenants.split(",") if number]
     with kit.server(arguments) as server:
         for turn in range(arguments.rounds if numbers else 0):
             for name in kit.rotated([str(number) for number in numbers], turn):
@@ -115,21 +194,37 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rates[int(name)].append(rate)
                 shares[int(name)].append(share)
                 kit.say(f"{name} processes: {rate:,.0f} jobs/s, the slowest did {share:.0%} of its share")
-        beside = {what: asyncio.run(claims(server, what, arguments.rows)) for what in kinds}
+        beside = {(what, rows): asyncio.run(claims(server, what, rows)) for what, rows in kinds if rows}
+    medians = {number: kit.median(rates[number]) for number in numbers}
     rows = [
-        [number, f"{kit.median(rates[number]):,.0f}", kit.spread(rates[number]),
-         f"{kit.median(rates[number]) / kit.median(rates[numbers[0]]):.2f}", f"{min(shares[number]):.0%}"]
+        [number, f"{medians[number]:,.0f}", kit.spread(rates[number]), f"{medians[number] / medians[numbers[0]]:.2f}",
+         f"{min(shares[number]):.0%}"]
         for number in numbers
     ]  # fmt: skip
-    print(kit.table(["processes", "jobs/s", "lowest–highest", "ratio", "least share"], rows))
-    print(
-        kit.table(
-            ["a claim of 100 beside", "time", "buffers"], [[what, f"{t:.2f}", f"{b:.2f}"] for what, (t, b) in beside.items()]
-        )
+    print(kit.table(["processes", "jobs/s", "lowest–highest", "ratio", "least share"], rows), "", sep="\n")
+    cells = [
+        [f"{n:,} {what}", *(f"{value:.2f}" for size in SIZES for value in found[size])] for (what, n), found in beside.items()
+    ]
+    head = ["claims beside", *(f"{what} of a claim of {size}" for size in SIZES for what in ("time", "buffers"))]
+    print(kit.table(head, cells), "", sep="\n")
+    nothing = math.nan
+    promised = [
+        kit.Promise("8 processes to 4", medians.get(8, nothing) / medians.get(4, nothing), least=1.0),
+        kit.Promise("least share of a process", min((min(each) for each in shares.values()), default=nothing), least=SHARE),
+    ]
+    for (what, n), found in beside.items():
+        for size, (t, b) in found.items():
+            promised.append(kit.Promise(f"time of a claim of {size} beside {n:,} {what}", t, most=LIMIT))
+            promised.append(kit.Promise(f"its buffers of {size} beside {n:,} {what}", b, most=LIMIT))
+    said, kept = kit.promises(promised)
+    print(said)
+    kit.bars(
+        arguments.svg,
+        f"{arguments.jobs:,} jobs drained by worker processes on one database",
+        {f"{n} process{'es' if n > 1 else ''}": value for n, value in medians.items()},
+        "jobs/s",
     )
-    kit.bars(arguments.svg, "Worker processes on one database", {f"{n}": kit.median(v) for n, v in rates.items()}, "jobs/s")
-    starved = any(min(values) == 0 for values in shares.values())
-    return int(starved or any(b > LIMIT for _, b in beside.values()))
+    return 0 if kept else 1
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ class Contestant:
     """Whether it is given a tenth of the jobs: it would take minutes."""
     python: tuple[int, int] = (3, 11)
     """The oldest Python that it runs on."""
+    one: dict[str, Any] = field(default_factory=dict)
+    """What makes it claim, run and end one job at a time; empty: not tried."""
 
     def command(self, cache: Path) -> tuple[list[str], dict[str, str], Path]:
         """Return program, environment and directory, installing what is missing; raises NotInstallable."""
@@ -61,12 +63,12 @@ _PGQUEUER = ("pgqueuer[asyncpg,psycopg]", "uvloop", _PSYCOPG)
 CONTESTANTS = {
     c.name: c
     for c in (
-        Contestant("aioqueue", "aioqueue_driver.py"),
+        Contestant("aioqueue", "aioqueue_driver.py", one={"concurrency": 1, "claim_batch": 1}),
         Contestant("aioqueue-400", "aioqueue_driver.py", options={"concurrency": 400}),
         Contestant("aioqueue-uvloop", "aioqueue_driver.py", options={"loop": "uvloop"}),
-        Contestant("graphile-worker", "graphile_worker.mjs", _NODE),
+        Contestant("graphile-worker", "graphile_worker.mjs", _NODE, one={"concurrency": 1, "size": 0}),
         Contestant("pg-boss", "pg_boss.mjs", _NODE),
-        Contestant("pgqueuer-asyncpg", "pgqueuer_driver.py", _PGQUEUER, {"driver": "asyncpg", "batch": 100}),
+        Contestant("pgqueuer-asyncpg", "pgqueuer_driver.py", _PGQUEUER, {"driver": "asyncpg", "batch": 100}, one={"batch": 1}),
         Contestant("pgqueuer-psycopg", "pgqueuer_driver.py", _PGQUEUER, {"driver": "psycopg", "batch": 100}),
         Contestant("pgqueuer-default", "pgqueuer_driver.py", _PGQUEUER, {"driver": "asyncpg"}),
         Contestant("procrastinate", "procrastinate_driver.py", ("procrastinate>=3", _PSYCOPG), slow=True),

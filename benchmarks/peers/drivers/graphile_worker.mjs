@@ -6,8 +6,8 @@ const { Pool } = find("pg");
 const logger = new Logger(() => () => {});
 const concurrency = options.concurrency ?? 24, size = options.size ?? 500, connections = options.pool ?? 10;
 const worker = {
-  connectionString: dsn, concurrentJobs: concurrency, maxPoolSize: connections,
-  localQueue: { size }, completeJobBatchDelay: 0, failJobBatchDelay: 0, logger,
+  connectionString: dsn, concurrentJobs: concurrency, maxPoolSize: connections, logger,
+  ...(size > 0 ? { localQueue: { size }, completeJobBatchDelay: 0, failJobBatchDelay: 0 } : {}),
 };
 const pgPool = new Pool({ connectionString: dsn, max: connections });
 pgPool.on("error", () => {});
