@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from aioqueue import AioQueue, migrate
 from tests.kit import MakeApp, Seen, session
@@ -20,6 +22,9 @@ from tests.shop import at, shop  # noqa: F401 - fixtures of the whole suite
 from tests.sql.engine import Session
 
 PROCESSES = 4
+
+# What these have made for all their tests takes seconds: one process runs such a file.
+TOGETHER = ("tests/documents/test_site.py", "tests/sql/test_limit_plans.py", "tests/sql/test_plans.py", "tests/test_demo.py")
 
 # Read by the type checkers, never run.
 collect_ignore = ["typing"]
@@ -60,13 +65,35 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if all(Path(argument.partition("::")[0]).is_file() for argument in config.args) else PROCESSES
 
 
+class Sharing(LoadScopeScheduling):
+    """Gives each process one test after the other; what stands in TOGETHER first, and as one.
+
+    Half of the processes begin with the slow tests, which mostly wait, the other half with the quick ones, which mostly
+    compute: neither leave the machine idle nor meet on it.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return path if path in TOGETHER else nodeid
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if int(node.gateway.id.removeprefix("gw")) % 2:
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Sharing:
+    """Share the tests as said there. (--dist=loadgroup finds no group since pytest 9.)"""
+    return Sharing(config, log)
+
+
 @pytest.hookimpl(tryfirst=True, wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark what is to run on one version only; begin with the slow ones, since several processes share the tests."""
     here = Path(__file__).parent
-    once = [here / path for path in ONCE]
+    once = {path for path in {item.path for item in items} if any(path.is_relative_to(here / listed) for listed in ONCE)}
     for item in items:
-        if any(item.path.is_relative_to(path) for path in once):
+        if item.path in once:
             item.add_marker(pytest.mark.once)
     yield  # the folders' own marks, the choice by -m, the random order
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)

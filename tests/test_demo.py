@@ -21,9 +21,6 @@ from aioqueue.demo import data
 from aioqueue.demo.report import Check, Report, TenantRow
 from aioqueue.demo.screen import Screen, show_report
 
-# One process runs them all, on one server.
-pytestmark = pytest.mark.xdist_group("demo")
-
 TWENTIETH = data.LARGEST // 20
 
 

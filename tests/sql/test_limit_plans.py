@@ -36,9 +36,6 @@ SELECT k, n, gen_random_uuid(), k, 1, 'T' || n % 500, 0, 0
 SELECT setval('aioqueue.pos', 100000)
 """
 
-# The tables are filled once: one process runs these.
-pytestmark = pytest.mark.xdist_group("limit plans")
-
 
 @pytest.fixture(scope="module")
 def watched(server: Server, schema: str) -> Iterator[Watched]:

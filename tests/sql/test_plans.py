@@ -24,9 +24,6 @@ from tests.kit import Seen
 from tests.postgres import Database, Server
 from tests.sql.plans import BY_JOB, CLAIMED, LANE, ROWS, STATES, WORKER, Watched, change, fill, job_id
 
-# One process runs them all: their data take seconds to make.
-pytestmark = pytest.mark.xdist_group("plans")
-
 CLAIM = (
     "SELECT * FROM aioqueue.claim(%s::bigint, ARRAY[%s::bigint], ARRAY[%s::bigint], ARRAY[%s::uuid],"
     " ARRAY[0], ARRAY[100], %s::integer)"

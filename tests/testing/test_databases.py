@@ -16,9 +16,6 @@ from aioqueue.testing.databases import PREFIX
 from aioqueue.testing.dsns import as_role, of_login, with_database
 from tests.postgres import Server
 
-# They all look at the databases of one server.
-pytestmark = pytest.mark.xdist_group("test databases")
-
 RUN, DEAD = "0000beef", "dead0000"
 
 

@@ -17,7 +17,7 @@ from aioqueue.testing.databases import PREFIX
 from aioqueue.testing.plugin import run_name
 from tests.postgres import Server
 
-pytestmark = [pytest.mark.xdist_group("test databases"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 APP = """
 from aioqueue import AioQueue, JobTransaction
