@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -119,14 +120,14 @@ async def idle(plan: Plan, entry: Entry) -> None:
         await worker.ask("serve", seconds=60)
         await asyncio.sleep(2.0)
         async with await psycopg.AsyncConnection.connect(entry.dsn, autocommit=True) as conn:
-            before, first = await worker.ask("idle"), await _transactions(conn)
+            before, first, begin = await worker.ask("idle"), await _transactions(conn), time.monotonic()
             await asyncio.sleep(plan.idle)
-            after, last = await worker.ask("idle"), await _transactions(conn)
+            after, last, end = await worker.ask("idle"), await _transactions(conn), time.monotonic()
             backends = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
             mine = await (await conn.execute(backends)).fetchone()
         assert mine is not None
         figures = entry.figures
-        figures["transactions/s"].append((last - first - 1) / plan.idle)
+        figures["transactions/s"].append((last - first - 2) / (end - begin))
         figures["connections"].append(mine[0])
         figures["rss_mb"].append(after["rss_mb"])
         figures["cpu %"].append(100 * (after["cpu"] - before["cpu"]) / plan.idle)

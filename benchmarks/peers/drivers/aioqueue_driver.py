@@ -33,7 +33,12 @@ class Aioqueue(Driver):
             self.ran()
             return mail.n
 
-        self.task = send
+        @self.app.task(timeout=None)
+        async def sleeper(mail: Mail) -> int:
+            await asyncio.sleep(options["sleep"])
+            return mail.n
+
+        self.task = sleeper if "sleep" in options else send
         self.opened = False
         self.worker: asyncio.Task[None] | None = None
 
