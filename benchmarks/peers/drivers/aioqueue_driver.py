@@ -1,8 +1,10 @@
 """aioqueue itself, driven as its peers are."""
 
 import asyncio
+import time
 from typing import Any
 
+import psycopg
 from protocol import Driver, main, payload
 from pydantic import BaseModel
 
@@ -40,6 +42,7 @@ class Aioqueue(Driver):
 
         self.task = sleeper if "sleep" in options else send
         self.opened = False
+        self.caller: psycopg.AsyncConnection[Any] | None = None
         self.worker: asyncio.Task[None] | None = None
 
     async def setup(self) -> dict[str, str]:
@@ -62,6 +65,24 @@ class Aioqueue(Driver):
     async def single(self, number: int) -> None:
         await self.open()
         await self.task.enqueue(Mail(**payload(number)))
+
+    async def in_transaction(self, milliseconds: float) -> float:
+        """Enqueue one in a transaction of a connection of our own, left open for so long; when its COMMIT was sent."""
+        await self.open()
+        if self.caller is None:
+            self.caller = await psycopg.AsyncConnection.connect(self.dsn, autocommit=True)
+        async with self.caller.transaction():
+            await self.task.options(on=self.caller).enqueue(Mail(**payload(self.next)))
+            await asyncio.sleep(milliseconds / 1000)
+            at = time.time()
+        return at
+
+    async def answer(self, command: list[Any]) -> dict[str, Any]:
+        """Beside the commands of all: ["open", milliseconds] → {"at"}."""
+        match command:
+            case ["open", milliseconds]:
+                return {"at": await self.in_transaction(milliseconds)}
+        return await super().answer(command)
 
     async def start(self) -> None:
         await self.open()
