@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import psycopg
@@ -95,6 +95,8 @@ class Database:
         self.severed_with_jobs: set[Callable[[], None]] = set()
         """Shut the connections of jobs that are no pool's of ours, when the lease is over."""
         self._connector = Connector()
+        self.rehearse: Callable[[AsyncConnection[Any]], Awaitable[None]] | None = None
+        """What each new connection of ours is made ready with before anybody has it; it raises nothing."""
         self.losses = 0
         """Calls so far whose connection was lost: after a crash the server may have gone back, without a new start time."""
         self.waiting = 0
@@ -168,11 +170,17 @@ class Database:
                 timeout=self.settings.acquire_timeout,
                 reconnect_timeout=3.0,
                 name=POOL,
+                configure=self._configure,
                 open=False,
             )
             POOL_LOGGER.addFilter(self._connector.filter)
             await pool.open()
             self._pool = pool
+
+    async def _configure(self, conn: PoolConnection) -> None:
+        if self.rehearse is not None and not self.pooler:
+            async with deadline(conn, self.settings.deadline):
+                await self.rehearse(conn)
 
     async def close(self) -> None:
         """Close the pool; connections in use are closed when they come back."""
@@ -286,8 +294,7 @@ class Database:
     async def _wait_for_turn(self, wait: float | None, guest: object) -> PoolConnection | None:
         self.waiting += 1
         try:
-            async with asyncio.timeout(wait):
-                return await self._shares.enter("job", guest)
+            return await self._shares.enter("job", guest, wait)
         except TimeoutError:
             raise NoFreeConnection(f"no connection was free for a job within {wait:g} s") from None
         finally:

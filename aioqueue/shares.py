@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
+
+from .overdue import Overdue
 
 C = TypeVar("C")
 Kind = Literal["job", "caller"]
@@ -23,6 +25,14 @@ class Waiting(Generic[C]):
 
     turn: asyncio.Future[C | None]
     guest: object
+
+
+def _give_up(turn: asyncio.Future[Any]) -> None:
+    if not turn.done():
+        turn.set_exception(TimeoutError())
+
+
+_turns: Overdue[asyncio.Future[Any]] = Overdue(_give_up)
 
 
 class Shares(Generic[C]):
@@ -50,18 +60,22 @@ class Shares(Generic[C]):
         """Jobs that are in, or wait."""
         return self._inside["job"] + len(self._waiting["job"])
 
-    async def enter(self, kind: Kind, guest: object = None) -> C | None:
-        """Wait to be let in; `leave` follows exactly if this returns. What it returns was left for who is let in."""
+    async def enter(self, kind: Kind, guest: object = None, wait: float | None = None) -> C | None:
+        """Wait to be let in; `leave` follows exactly if this returns. What it returns was left for who is let in.
+
+        TimeoutError after `wait` seconds.
+        """
         if not self._waiting[kind] and self._has_room(kind):
             self._inside[kind] += 1
             return None
         waiting: Waiting[C] = Waiting(asyncio.get_running_loop().create_future(), guest)
         turn = waiting.turn
         self._waiting[kind].append(waiting)
+        under_way = None if wait is None else _turns.add(turn, wait)
         try:
             return await turn
         except BaseException:
-            if turn.done() and not turn.cancelled():
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
                 # Let in at the moment of its cancellation. Nobody else gets what was left for it: its own transaction may have
                 # begun there.
                 left = turn.result()
@@ -71,6 +85,9 @@ class Shares(Generic[C]):
             elif waiting in self._waiting[kind]:
                 self._waiting[kind].remove(waiting)
             raise
+        finally:
+            if under_way is not None:
+                under_way.pop(turn, None)
 
     def leave(self, kind: Kind, left: C | None = None) -> bool:
         """Make room for the next; whether a job has got what was `left` for it."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+from collections.abc import Mapping
+from functools import lru_cache
 
 import psycopg
 
@@ -24,6 +26,21 @@ MISCONFIGURED = ("22", "42")
 """Classes of SQLSTATE of a beginning that no other connection would make better: a role or setting that cannot be had."""
 
 
+@lru_cache(maxsize=100)
+def _limits(seconds: float, lease: float, rollback: float, server_version: int) -> Mapping[str, str]:
+    limit = f"{max(1, int(seconds * 1000))}ms"
+    values = {
+        "row_security": "on",
+        "statement_timeout": limit,
+        "lock_timeout": limit,
+        # It ends the session: the net below the cancellation, so a little later than that.
+        "idle_in_transaction_session_timeout": f"{int((min(lease, seconds) + rollback) * 1000)}ms",
+    }
+    if server_version >= HAS_TRANSACTION_TIMEOUT:
+        values["transaction_timeout"] = f"{int((seconds + rollback) * 1000)}ms"
+    return values
+
+
 class Terms:
     """Those of one transaction of one job."""
 
@@ -37,20 +54,8 @@ class Terms:
 
     def local_settings(self, seconds: float, *, server_version: int) -> dict[str, str]:
         """What is set for the transaction, before anything else; `seconds` is what is left of the job's time limit."""
-        limit = f"{max(1, int(seconds * 1000))}ms"
-        rollback = self.settings.limits.rollback
-        values = {
-            **self.identity.settings,
-            MARKER: self.marker,
-            "row_security": "on",
-            "statement_timeout": limit,
-            "lock_timeout": limit,
-            # It ends the session: the net below the cancellation, so a little later than that.
-            "idle_in_transaction_session_timeout": f"{int((min(self.settings.lease.lease, seconds) + rollback) * 1000)}ms",
-        }
-        if server_version >= HAS_TRANSACTION_TIMEOUT:
-            values["transaction_timeout"] = f"{int((seconds + rollback) * 1000)}ms"
-        return values
+        limits = _limits(seconds, self.settings.lease.lease, self.settings.limits.rollback, server_version)
+        return {**self.identity.settings, MARKER: self.marker, **limits}
 
     def expected(self, role: str, user: str | None) -> dict[str, str]:
         """Every setting that must be at the end as it was at the beginning; `role` and `user` are those that it began under."""

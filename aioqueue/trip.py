@@ -6,7 +6,6 @@ prepared here stands among psycopg's own prepared statements, so that both know 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 import psycopg
@@ -16,7 +15,10 @@ from psycopg.generators import fetch_many, send
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
+from .overdue import Overdue
 from .pooler import PoolConnection, sever
+
+_trips: Overdue[PoolConnection] = Overdue(sever)
 
 
 def wired(text: str) -> bytes:
@@ -48,11 +50,11 @@ class Trip:
 
     async def run(self, seconds: float) -> list[PGresult]:
         """Send them all and return the answers; after `seconds` the connection is shut. Raises the first psycopg.Error."""
-        timer = asyncio.get_running_loop().call_later(seconds, sever, self._conn)
+        under_way = _trips.add(self._conn, seconds)
         try:
             await self._conn.wait(self._talk(self._conn.pgconn))
         finally:
-            timer.cancel()
+            under_way.pop(self._conn, None)
         return self.answers
 
     def _talk(self, pgconn: PGconn) -> PQGen[None]:

@@ -105,3 +105,43 @@ async def test_a_cancelled_wait_takes_no_place(granted: bool) -> None:
     assert line.inside == ["j3"]
     await line.leave("j3")
     assert line.shares.free == 1
+
+
+async def test_who_has_waited_for_too_long_is_not_let_in_any_more() -> None:
+    shares: Shares[object] = Shares(1)
+    await shares.enter("job")
+    late = asyncio.create_task(shares.enter("job", wait=0.001))
+    patient = asyncio.create_task(shares.enter("job", wait=60))
+    with pytest.raises(TimeoutError):
+        await late
+    assert shares.jobs == 2
+    shares.leave("job")
+    assert await patient is None and shares.jobs == 1
+
+
+async def test_who_is_cancelled_as_its_wait_is_over_was_not_let_in() -> None:
+    shares: Shares[object] = Shares(1)
+    await shares.enter("job")
+    late = asyncio.create_task(shares.enter("job", wait=60))
+    await asyncio.sleep(0)
+    (waiting,) = shares._waiting["job"]
+    waiting.turn.set_exception(TimeoutError())  # as its timer does
+    late.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await late
+    assert shares.jobs == 1 and shares.left_over == []
+
+
+async def test_who_is_promised_a_place_may_still_wait_for_too_long() -> None:
+    shares: Shares[object] = Shares(1)
+    await shares.enter("job")
+    late = asyncio.create_task(shares.enter("job", wait=0.001))
+    await asyncio.sleep(0)
+    promised = shares.first()
+    assert promised is not None
+    with pytest.raises(TimeoutError):
+        await late
+    assert not shares.pass_on(promised, object())
+    shares.put_back(promised)
+    shares.leave("job")
+    assert shares.jobs == 0

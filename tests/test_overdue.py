@@ -1,0 +1,63 @@
+"""One timer for all: who is late is told so, who is done is not, each in its own event loop."""
+
+import asyncio
+
+import pytest
+
+from aioqueue.overdue import Overdue
+
+pytestmark = pytest.mark.anyio
+
+
+class Late:
+    """The names of those that were late."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._told = asyncio.Event()
+        self.overdue: Overdue[str] = Overdue(self._take)
+
+    def _take(self, name: str) -> None:
+        self.names.append(name)
+        self._told.set()
+
+    async def next(self) -> list[str]:
+        async with asyncio.timeout(10):
+            await self._told.wait()
+        self._told.clear()
+        return self.names
+
+
+async def test_only_who_is_late_is_told() -> None:
+    late = Late()
+    for name in ("one", "two", "done"):
+        late.overdue.add(name, 0.01).pop("done", None)
+    late.overdue.add("later", 60)
+    while len(await late.next()) < 2:
+        pass
+    assert late.names == ["one", "two"]
+
+
+async def test_one_that_ends_sooner_is_not_kept_waiting_by_those_before() -> None:
+    late = Late()
+    late.overdue.add("later", 60)
+    late.overdue.add("soon", 0.001)
+    assert await late.next() == ["soon"]
+    late.overdue.add("again", 0.001)
+    assert await late.next() == ["soon", "again"]
+
+
+def test_each_event_loop_has_its_own() -> None:
+    names: list[str] = []
+    overdue: Overdue[str] = Overdue(names.append)
+
+    async def wait(name: str) -> None:
+        overdue.add("never", 60)
+        overdue.add(name, 0.001)
+        async with asyncio.timeout(10):
+            while names[-1:] != [name]:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    for name in ("one", "two"):
+        asyncio.run(wait(name))
+    assert names == ["one", "two"]
