@@ -44,6 +44,7 @@ from .outcome import Cancelled, Reason, Released
 from .patience import once_reached
 from .pending import encode
 from .record import Recorder
+from .rehearse import Rehearsal
 from .renew import Heartbeat
 from .report import Reporter
 from .run import Runner
@@ -127,6 +128,7 @@ class Worker:
         self._check_sessions: Callable[[], Awaitable[EngineSession]] | None = (
             None if sessions is None else lambda: sessions.opener.check(database, store, settings)
         )
+        self._rehearse = Rehearsal(store)
         factory = None if sessions is None else settings.session
         lanes = Lanes(queues)
         floors = Floors(lanes.all(), LOWEST_ID, suspects=lanes.suspects())
@@ -304,6 +306,10 @@ class Worker:
 
     async def _start(self) -> None:
         await self._check(None if self._check_sessions is None else await self._check_sessions())
+        if not self._database.pooler:
+            self._database.rehearse = self._rehearse
+            async with self._database.runtime() as conn:
+                await self._rehearse(conn)
         await self.heartbeat.register()
 
     def _note_refusal(self, error: str) -> None:

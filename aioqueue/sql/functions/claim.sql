@@ -8,6 +8,7 @@
 -- Rows are locked lane by lane, and updated in one statement at the end: an empty lane then costs a probe and no more.
 -- Served by live_pkey. ctid = ANY(ARRAY(…)) because a join with a LIMIT parameter flips to a sequential scan.
 -- keys: the limited keys that the job holds. Rows without a job_id: see claim_limited.
+-- p_limit 0 is a rehearsal, of any worker: it takes nothing, but runs through all of it, so that the connection has its plans.
 CREATE OR REPLACE FUNCTION aioqueue.claim(
     p_worker bigint, p_lanes bigint[], p_floor_vts bigint[], p_floor_ids uuid[], p_groups integer[], p_shares integer[],
     p_limit integer, p_key_floors jsonb DEFAULT '{}'
@@ -22,10 +23,10 @@ DECLARE
     free integer := p_limit; wanted integer; got integer; first integer := 1; last integer; n integer := cardinality(p_lanes);
     spent boolean[] := array_fill(false, ARRAY[n]); paused bigint[]; chunk tid[]; taken tid[] := '{}';
     from_vts bigint[] := p_floor_vts; from_ids uuid[] := p_floor_ids; seen uuid[] := array_fill(NULL::uuid, ARRAY[n]);
-    last_vt bigint; last_id uuid;
+    last_vt bigint; last_id uuid; rehearsed boolean := p_limit = 0;
 BEGIN
     PERFORM FROM aioqueue.worker w WHERE w.id = p_worker AND NOT w.dead AND w.lease_until > clock_timestamp() FOR KEY SHARE;
-    IF NOT FOUND THEN
+    IF NOT FOUND AND NOT rehearsed THEN
         RAISE EXCEPTION USING ERRCODE = 'AQ001', MESSAGE = 'worker ' || p_worker || ' is dead, unknown, or its lease has ended';
     END IF;
     PERFORM pg_advisory_xact_lock_shared(hashtextextended('aioqueue.settle_limits', 0));
@@ -38,14 +39,14 @@ BEGIN
             p_worker, p_lanes, p_floor_vts, p_floor_ids, p_groups, p_shares, p_limit, p_key_floors, spent);
         RETURN;
     END IF;
-    WHILE first <= n AND free > 0 LOOP
+    WHILE first <= n AND (free > 0 OR rehearsed) LOOP
         last := first;
         WHILE last < n AND p_groups[last + 1] = p_groups[first] LOOP
             last := last + 1;
         END LOOP;
         FOR round IN 1..2 LOOP
             FOR i IN first..last LOOP
-                EXIT WHEN free <= 0;
+                EXIT WHEN free <= 0 AND NOT rehearsed;
                 CONTINUE WHEN spent[i];
                 wanted := CASE WHEN round = 1 AND first < last THEN least(p_shares[i], free) ELSE free END;
                 chunk := ARRAY(
@@ -66,7 +67,7 @@ BEGIN
         END LOOP;
         first := last + 1;
     END LOOP;
-    IF cardinality(taken) = 0 THEN
+    IF cardinality(taken) = 0 AND NOT rehearsed THEN
         RETURN;
     END IF;
     RETURN QUERY

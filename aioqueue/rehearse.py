@@ -1,0 +1,35 @@
+"""Runs a worker's statements on a new connection once, without effect: what comes first there waits for no plans.
+
+A server process plans what a function does when it first does it: ten milliseconds for the first claim of each connection, which
+an idle worker's pick-up would show. Decides nothing, and fails nothing: what is not rehearsed is slower once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+
+from .job import Claimed
+from .store import EPOCH, LOWEST_ID, LaneQuestion, LaneScan, Store
+
+NOBODY = 0
+"""No worker's identity: those are drawn from 63 bits."""
+
+
+class Rehearsal:
+    """Of one schema; called with each new connection."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._job = Claimed(NOBODY, LOWEST_ID, 0, 0, 0, 0, None, "", "", 0, 0, "", EPOCH)
+
+    async def __call__(self, conn: AsyncConnection[Any]) -> None:
+        """Claim nothing, record nothing, ask about a lane that is empty. Never raises a psycopg.Error."""
+        start = (0, LOWEST_ID)
+        with contextlib.suppress(psycopg.Error):
+            await self._store.claim(conn, worker=NOBODY, lanes=[LaneScan(0, start, 1)], limit=0)
+            await self._store.record(conn, worker=NOBODY, succeeded=[self._job], results=["null"])
+            await self._store.tick(conn, worker=NOBODY, questions=[LaneQuestion(0, 0, start, 0)], due_to=EPOCH)

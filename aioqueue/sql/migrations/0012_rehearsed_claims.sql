@@ -1,0 +1,2 @@
+-- serves: 5
+-- A claim of no job is a rehearsal (functions/claim.sql); code that never asks for one goes on.
