@@ -46,6 +46,7 @@ def test_row_16_shows_both_forms_beside_the_analysts(monkeypatch: pytest.MonkeyP
     row = importlib.import_module("benchmarks.published.row16")
     monkeypatch.setattr(row, "RATE", 40)
     monkeypatch.setattr(row, "SECONDS", (3, 3))
+    monkeypatch.setattr(row, "NAIVE", (3, 3))
     monkeypatch.setattr(row, "QUERY", (3, 3))
     with stage() as made:
         verdict = asyncio.run(row.run(made))
