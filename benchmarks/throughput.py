@@ -30,6 +30,8 @@ from .peers.environment import default_cache
 MEASURES = ("bulk", "single", "drain", "pickup", "idle")
 BLOCK = 50
 """Pick-ups of one contestant in a row."""
+SETTLED = 12.0
+"""Seconds after its start in which a worker is not yet called idle."""
 
 
 @dataclass
@@ -118,7 +120,8 @@ async def idle(plan: Plan, entry: Entry) -> None:
     async with running(entry.contestant, entry.dsn, plan.cache) as worker:
         await worker.ask("setup", seconds=60)
         await worker.ask("serve", seconds=60)
-        await asyncio.sleep(2.0)
+        # Until the statistics have what its start took: an idle backend hands them over after ten seconds.
+        await asyncio.sleep(min(SETTLED, plan.idle))
         async with await psycopg.AsyncConnection.connect(entry.dsn, autocommit=True) as conn:
             before, first, begin = await worker.ask("idle"), await _transactions(conn), time.monotonic()
             await asyncio.sleep(plan.idle)
