@@ -21,7 +21,7 @@ from tests.postgres import VERSIONS, Database, Server, VersionMissing, programs
 from tests.shop import at, shop  # noqa: F401 - fixtures of the whole suite
 from tests.sql.engine import Session
 
-PROCESSES = 4
+PROCESSES = 6
 
 # What these have made for all their tests takes seconds: one process runs such a file.
 TOGETHER = ("tests/documents/test_site.py", "tests/sql/test_limit_plans.py", "tests/sql/test_plans.py", "tests/test_demo.py")
@@ -61,7 +61,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Processes for the tests: four, since most of them wait; none besides ours for single files, which begin sooner so."""
+    """Processes for the tests: six on two cores, since most of them wait; none besides ours for single files, which begin sooner so."""
     return 0 if all(Path(argument.partition("::")[0]).is_file() for argument in config.args) else PROCESSES
 
 
