@@ -24,7 +24,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -194,6 +194,8 @@ class Result:
     """What is printed at the end, and what was not kept."""
 
     order: list[tuple[object, ...]] = field(default_factory=list)
+    positions: dict[str, float] = field(default_factory=dict)
+    """The worst position of a small tenant's first job, by what was tried."""
     price: list[tuple[object, ...]] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
@@ -221,6 +223,7 @@ async def measure_order(server: kit.Server, result: Result, name: str, tenants: 
         await enqueue_small(one, tenants, each)
         order = await drain(loops, tenants * each)
     positions = worst(order)
+    result.positions[name] = positions[0]
     share = order[:1000].count("big") / min(1000, len(order))
     result.order.append((name, tenants, *(f"{positions[n - 1]:,}" for n in (1, 3)), f"{positions[-1]:,}", f"{share:.1%}"))
     kit.say(f"{name}: worst {positions}, share {share:.1%}")
@@ -354,6 +357,7 @@ async def run(server: kit.Server, tenants: int, big: int) -> Result:
     """Everything, at one size."""
     result = Result()
     last = f"{big + 3 * tenants:,}"
+    result.positions["first in, first out (counted)"] = big + tenants
     result.order.append(("FIFO (counted, not run)", tenants, f"{big + tenants:,}", last, last, "100.0%"))
     for name in ORDERS:
         await measure_order(server, result, name, tenants, big)
@@ -364,18 +368,22 @@ async def run(server: kit.Server, tenants: int, big: int) -> Result:
     return result
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run it all and print the tables."""
     parser = kit.parser(__doc__, "fairness", rounds=1)
     parser.add_argument("--tenants", type=int, default=1_000, metavar="N", help="small tenants (default 1,000)")
     parser.add_argument("--big", type=int, default=100_000, metavar="N", help="jobs of the big one (default 100,000)")
-    arguments: argparse.Namespace = parser.parse_args()
+    arguments: argparse.Namespace = parser.parse_args(argv)
     with kit.server(arguments) as server:
         result = asyncio.run(run(server, arguments.tenants, arguments.big))
     head = ("", "small tenants", "worst first job", "worst third", "worst last", "big one's share of the first 1,000")
     print(kit.table(head, result.order), "", kit.table(("", "time", "buffers", ""), result.price), sep="\n")
     for promise in result.broken:
-        print(f"BROKEN: {promise}")
+        print(f"not kept: {promise}")
+    if not result.broken:
+        print("every promise is kept")
+    title = f"Where the last of {arguments.tenants:,} small tenants' first jobs starts, behind {arguments.big:,} of another"
+    kit.bars(arguments.svg, title, result.positions, "th")
     return 1 if result.broken else 0
 
 

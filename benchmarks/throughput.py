@@ -6,7 +6,8 @@
 
 The jobs do nothing; those of aioqueue have a typed payload, their results are stored. Draining is timed from the first job's
 start until the database holds no job that is still to be done. A pick-up is timed from before the enqueue, in another process,
-until the job starts. Rounds are interleaved; peers that do a few hundred jobs a second are given a tenth of the jobs.
+until the job starts. Rounds are interleaved; peers that do a few hundred jobs a second are given a tenth of the jobs. Exits with
+1 where aioqueue does not keep a promise that this run measured.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -204,6 +206,39 @@ def report(entries: Sequence[Entry]) -> str:
     return kit.table(head, rows)
 
 
+def promised(entries: Sequence[Entry]) -> list[kit.Promise]:
+    """What aioqueue promises beside the peers that took part, and when idle."""
+    ours = {entry.name: entry.figures for entry in entries if not entry.contestant.packages}
+    theirs = {entry.name: entry.figures for entry in entries if entry.contestant.packages}
+    base = entries[0].figures
+
+    def rate(of: dict[str, dict[str, list[float]]], what: str) -> float:
+        return max((kit.median(figures[what]) for figures in of.values() if figures[what]), default=math.nan)
+
+    def quick(figures: dict[str, list[float]], share: float) -> float:
+        return kit.percentile(figures["pickup"], share) if figures["pickup"] else math.nan
+
+    shipped = {name: figures for name, figures in ours.items() if "uvloop" not in name}
+    python = {name: figures for name, figures in theirs.items() if CONTESTANTS[name].driver.endswith(".py")}
+    graphile = {name: figures for name, figures in theirs.items() if name == "graphile-worker"}
+    return [
+        kit.Promise("drain to graphile-worker's", rate(shipped, "drain") / rate(graphile, "drain"), least=1.0),
+        kit.Promise("drain to the fastest Python peer's", rate(shipped, "drain") / rate(python, "drain"), least=2.5),
+        kit.Promise("drain at default settings to that", kit.median(base["drain"]) / rate(python, "drain"), least=2.0),
+        kit.Promise("enqueue, one by one, to the fastest peer's", kit.median(base["single"]) / rate(theirs, "single"), least=1.0),
+        kit.Promise("enqueue_many to the fastest peer's", kit.median(base["bulk"]) / rate(theirs, "bulk"), least=1.2),
+        *(
+            kit.Promise(f"pick-up, p{100 * share:g}, to the quickest peer's", quick(base, share) / min(
+                (quick(figures, share) for figures in theirs.values() if figures["pickup"]), default=math.nan), most=1.0)
+            for share in (0.5, 0.99)
+        ),
+        *(
+            kit.Promise(f"idle: {what}", kit.median(base[what]), most=most)
+            for what, most in (("connections", 3.0), ("transactions/s", 3.0), ("rss_mb", 60.0))
+        ),
+    ]  # fmt: skip
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = kit.parser(__doc__, "throughput", rounds=3)
@@ -231,10 +266,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         entries = asyncio.run(measure(plan, server, names))
     if not entries:
         return 1
-    print(report(entries))
+    print(report(entries), "", sep="\n")
+    said, kept = kit.promises(one for one in promised(entries) if one.kept is not None)
+    print(said)
     drains = {e.name: kit.median(e.figures["drain"]) for e in entries if e.figures["drain"]}
     kit.bars(arguments.svg, f"{plan.jobs:,} jobs drained by one process", drains, "jobs/s")
-    return int(any(entry.failed for entry in entries if not entry.contestant.packages))
+    return int(not kept or any(entry.failed for entry in entries if not entry.contestant.packages))
 
 
 if __name__ == "__main__":
