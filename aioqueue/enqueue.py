@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
+import itertools
 import json
 import random
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
@@ -94,34 +94,37 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
         """Make the handle of a job; `on` the app, it leaves the running job's tenant, as the enqueue did."""
         return Job(job_id, source=self, decode=decode, tenant=tenant, leaves_tenant=on is self)
 
-    async def enqueue_jobs(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
-        """Write the jobs, all or none: on `on`, else in the running job's own transaction, else on the pool.
+    async def enqueue_jobs(self, jobs: NewJobs, parts: Iterable[NewJobs] = (), *, on: object | None) -> None:
+        """Write the jobs and those of the parts after them, all or none: on `on`, in the running job's transaction, on the pool.
 
-        Returns them with the tenants that they have got.
+        They are given the tenant that they get. On the pool each part is asked for while the server writes the one before.
         """
-        jobs = self._prepared(jobs, on)
-        on = self._joined(on)
-        if on is None:
-            await (self.write_outside or self._enqueue_on_pool)(jobs)
-            return jobs
-        caller = _awaited(on)
+        self._prepare(jobs, on)
+        joined = self._joined(on)
+        parts = (self._prepare(part, on) for part in parts)
+        if joined is None:
+            if self.write_outside is not None:
+                await self.write_outside(jobs.joined(parts))
+            else:
+                await self._enqueue_on_pool(jobs, parts)
+            return
+        jobs = jobs.joined(parts)
+        caller = _awaited(joined)
         with _refusals():
             xid = await caller.fetch(self._statements.enqueue_alike, *jobs.parameters)
-        if isinstance(on, InTransaction):
-            on.hints.add("ready")
-            on.enqueued.update(jobs.ids)
+        if isinstance(joined, InTransaction):
+            joined.hints.add("ready")
+            joined.enqueued.update(jobs.ids)
         else:
             self._watch(caller, xid, jobs.ids, kinds=("ready",))
-        return jobs
 
-    def enqueue_jobs_sync(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
+    def enqueue_jobs_sync(self, jobs: NewJobs, parts: Iterable[NewJobs] = (), *, on: object | None) -> None:
         """Do as `enqueue_jobs` on the connection or session `on`, which blocks."""
-        jobs = self._prepared(jobs, on)
+        jobs = self._prepare(jobs, on).joined(self._prepare(part, on) for part in parts)
         caller = _blocking(on)
         with _refusals():
             xid = caller.fetch(self._statements.enqueue_alike, *jobs.parameters)
         self._watch(caller, xid, jobs.ids, kinds=("ready",))
-        return jobs
 
     async def cancel_job(self, job: Job[Any], *, on: object | None) -> JobState:
         """Cancel a job; see `Job.cancel`."""
@@ -205,10 +208,10 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
         if name not in known:
             raise UnknownTask(name, [*known, *self.tasks])
         jobs = options.jobs(name, [check_json(given, task=name, limit=self.payload_limit)])
-        (job,) = await self.enqueue_jobs(jobs, on=on)
-        return self.handle(job.id, None, job.tenant, on=on)
+        await self.enqueue_jobs(jobs, on=on)
+        return self.handle(jobs.ids[0], None, jobs.tenant, on=on)
 
-    async def _enqueue_on_pool(self, jobs: NewJobs) -> None:
+    async def _enqueue_on_pool(self, jobs: NewJobs, parts: Iterable[NewJobs]) -> None:
         services = self.services("enqueue")
         # Every connection may have died in the pool; a server that hangs is not waited for without end.
         tries = max(TRIES, self.settings.pool.size + 1)
@@ -217,7 +220,11 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
             try:
                 async with services.database.for_caller() as conn:
                     with _refusals():
-                        await self.store.enqueue_alike(conn, jobs)
+                        if jobs.total is None:
+                            await self.store.enqueue_alike(conn, jobs)
+                        else:
+                            these, parts = itertools.tee(parts)
+                            await self.store.enqueue_parts(conn, itertools.chain([jobs], these))
                 break
             except psycopg.Error as error:
                 # Written or not, the same ids again make it exactly one job each. Waiting for others in vain is no loss.
@@ -237,11 +244,11 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
     def _statements(self) -> Statements:
         return Statements(self.settings.schema)
 
-    def _prepared(self, jobs: NewJobs, on: object | None) -> NewJobs:
+    def _prepare(self, jobs: NewJobs, on: object | None) -> NewJobs:
         """Give the jobs the tenant of the running job, unless they leave it. Raises TenantRequired."""
         running = current_job()
         if jobs.tenant is None and running is not None and running.tenant and on is not self:
-            jobs = dataclasses.replace(jobs, tenant=str(running.tenant))
+            jobs.tenant = str(running.tenant)
         if jobs.tenant is None and (task := self.tasks.get(jobs.task)) is not None:
             if self.settings.tenants.requires(task.definition.require_tenant):
                 raise TenantRequired(jobs.task)

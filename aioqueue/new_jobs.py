@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import overload
 from uuid import UUID
@@ -29,6 +29,14 @@ class NewJobs(Sequence[NewJob]):
     run_at: datetime | None = None
     max_attempts: int | None = None
     key: str | None = None
+    total: int | None = None
+    """Of a part: how many jobs it and the parts after it are, 0 of all but the first; None: this is all."""
+
+    def joined(self, parts: Iterable[NewJobs]) -> NewJobs:
+        """Make one of a first part and the parts after it."""
+        every = [self, *parts]
+        ids, payloads = [job_id for part in every for job_id in part.ids], [text for part in every for text in part.payloads]
+        return replace(self, ids=ids, payloads=payloads, total=None) if len(every) > 1 else self
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -64,7 +72,8 @@ class NewJobs(Sequence[NewJob]):
     def parameters(self) -> tuple[str, str, str]:
         """What sql/functions/enqueue_alike.sql takes: options, ids, and payloads, one a line."""
         ids = ",".join([f"{job_id.int:032x}" for job_id in self.ids])
-        return _options_json(self) + "}", f"{{{ids}}}", "\n".join(self.payloads)
+        options = _options_json(self) if self.total is None else _options_json(self, total=self.total)
+        return options + "}", f"{{{ids}}}", "\n".join(self.payloads)
 
 
 def _options_json(of: NewJob | NewJobs, **more: object) -> str:

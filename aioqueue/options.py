@@ -56,8 +56,8 @@ class Options:
             key=_check("key", key, lambda value: check_name("key", value)),
         )
 
-    def jobs(self, task: str, payloads: Sequence[str]) -> NewJobs:
-        """Make jobs of a task's name and payloads, which are JSON text."""
+    def jobs(self, task: str, payloads: Sequence[str], *, total: int | None = None) -> NewJobs:
+        """Make jobs of a task's name and payloads, which are JSON text; `total` as in NewJobs."""
         return NewJobs(
             task=task,
             ids=new_job_ids(len(payloads)),
@@ -69,6 +69,7 @@ class Options:
             run_at=self.run_at,
             max_attempts=self.max_attempts,
             key=self.key,
+            total=total,
         )
 
 

@@ -37,8 +37,8 @@ PLAIN_TYPES: frozenset[type] = frozenset({type(None), bool, int, float, str, byt
 # Of a schema that is one of these and nothing else, a value of exactly its type is read again as it was written.
 _AS_WRITTEN = {"none": type(None), "bool": bool, "int": int, "str": str}
 _PLAIN_INT = 2**63
-TOGETHER = 1000
-"""Payloads that are looked at together: what is made of more to that end would burden the garbage collector."""
+TOGETHER = 100
+"""Payloads that are looked at together: what is made of more to that end would call the garbage collector."""
 _NO_SCHEMA = frozenset({"metadata", "serialization", "default", "config", "expected", "members", "computed_fields"})
 
 

@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import os
 import socket
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator, Iterable
 from typing import Any, Self, TypeVar
 
 import psycopg
@@ -212,18 +212,36 @@ async def execute(cursor: AsyncCursor[Any], statement: Any, params: Any = None) 
     if not isinstance(conn, SharedConnection) or not conn.is_idle():
         await cursor.execute(statement, params)
         return
+    async with _in_transaction(conn):
+        await cursor.execute(statement, params)
+
+
+async def execute_all(conn: AsyncConnection[Any], statement: Any, params: Iterable[Any]) -> None:
+    """Execute one of the runtime's statements for each of the parameters, all or none, in a transaction of its own.
+
+    One round trip: the next parameters are asked for while the server works on those before. Nobody has begun a transaction yet.
+    """
+    async with _in_transaction(conn):
+        for each in params:
+            await conn.execute(statement, each)
+
+
+@contextlib.asynccontextmanager
+async def _in_transaction(conn: AsyncConnection[Any]) -> AsyncIterator[None]:
+    """Send what the block executes as one transaction, in one go."""
     try:
         async with conn.pipeline():
             await conn.execute(_BEGIN)
-            await conn.execute(_OWN_ROLE)
-            await conn.execute(_LOCAL, _LOCAL_VALUES)
-            await cursor.execute(statement, params)
+            if isinstance(conn, SharedConnection):
+                await conn.execute(_OWN_ROLE)
+                await conn.execute(_LOCAL, _LOCAL_VALUES)
+            yield
             await conn.execute("COMMIT")
     except psycopg.errors.FeatureNotSupported as error:
         await conn.close()
         raise psycopg.errors.ReadOnlySqlTransaction(str(error)) from error  # a standby's word for it, at BEGIN … READ WRITE
-    except psycopg.Error:
-        if not conn.closed and not conn.is_idle():
+    except Exception:
+        if not conn.closed and conn.info.transaction_status != TransactionStatus.IDLE:
             await conn.rollback()
         raise
     except BaseException:

@@ -8,7 +8,7 @@ schema's name and turns rows into nouns. It runs no loop, opens no connection an
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -22,7 +22,7 @@ from .floor import Snapshot
 from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
 from .limit_store import LimitStore
 from .new_jobs import NewJobs, jobs_json
-from .pooler import execute_in_thread
+from .pooler import execute_all, execute_in_thread
 from .reading import array, pairs
 from .states import Progress
 
@@ -49,8 +49,8 @@ _CALLS = {
     # Types by their whole names where user code may have run before: a temporary table of that name would be found first.
     "enqueue_many": "SELECT pg_catalog.max(pg_catalog.pg_current_xact_id()::pg_catalog.text)"
     " FROM (SELECT FROM aioqueue.enqueue_many(%s::pg_catalog.text::pg_catalog.jsonb) LIMIT 1) j",
-    "enqueue_alike": "SELECT aioqueue.enqueue_alike(%s::pg_catalog.text::pg_catalog.jsonb, %s::pg_catalog.text::pg_catalog.uuid[],"
-    " %s::pg_catalog.text)",
+    "enqueue_alike": "SELECT aioqueue.enqueue_alike(%s::pg_catalog.text::pg_catalog.jsonb,"
+    " %s::pg_catalog.text::pg_catalog.uuid[], %s::pg_catalog.text)",
     "known_tasks": "SELECT aioqueue.known_tasks()",
     "claim": "SELECT * FROM aioqueue.claim(%s::bigint, %s::bigint[], %s::bigint[], %s::uuid[],"
     " %s::integer[], %s::integer[], %s::integer, %s::text::jsonb)",
@@ -194,6 +194,13 @@ class Store(LimitStore):
     async def enqueue_alike(self, conn: AsyncConnection[Any], jobs: NewJobs) -> int:
         """Write the jobs of one enqueue in the connection's transaction, return its XID; see sql/functions/enqueue_alike.sql."""
         return int(await self._value(conn, "enqueue_alike", *jobs.parameters))
+
+    async def enqueue_parts(self, conn: AsyncConnection[Any], parts: Iterable[NewJobs]) -> None:
+        """Write the parts of one enqueue, all or none, in a transaction of their own; `conn` is in none.
+
+        The next part is made while the server writes those before.
+        """
+        await execute_all(conn, self.sql["enqueue_alike"], (part.parameters for part in parts))
 
     async def enqueue_many(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> int:
         """Do the same for jobs of whatever tasks and options; see sql/functions/enqueue_many.sql."""

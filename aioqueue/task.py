@@ -10,7 +10,7 @@ import functools
 import inspect
 import types
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, overload
@@ -38,6 +38,10 @@ S = TypeVar("S", bound=HeldSession[Any])
 Opened = TypeVar("Opened", default=Any)
 """The type of the resources that an app's workers open; Any where nobody says."""
 
+PART, MOST_PARTS = 1000, 50
+"""Jobs of `enqueue_many` that are sent together at least, and how many such parts there are at most: more would be more
+subtransactions than a snapshot has room for."""
+
 Payload = BaseModel | Mapping[str, Any] | tuple[Any, ...]
 """One job of `enqueue_many`: the model, a mapping with the payload's keys, or positional arguments."""
 
@@ -52,12 +56,15 @@ class Enqueuer(Protocol):
         raise NotImplementedError
 
     @abstractmethod
-    async def enqueue_jobs(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
-        """Write the jobs, all of them or none; return them with the tenants that they have got."""
+    async def enqueue_jobs(self, jobs: NewJobs, parts: Iterable[NewJobs] = (), *, on: object | None) -> None:
+        """Write the jobs and those of the parts after them, all of them or none; give them the tenant that they get.
+
+        Nothing is written where the parts raise instead of being made.
+        """
         raise NotImplementedError
 
     @abstractmethod
-    def enqueue_jobs_sync(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
+    def enqueue_jobs_sync(self, jobs: NewJobs, parts: Iterable[NewJobs] = (), *, on: object | None) -> None:
         """Do as `enqueue_jobs` on a connection that blocks."""
         raise NotImplementedError
 
@@ -85,36 +92,60 @@ class BoundTask(Generic[P, R]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Enqueue one job with these options; see `Task.enqueue`."""
-        return (await self._send([self._called(args, kwargs)]))[0]
+        return await self._send_one(self._called(args, kwargs))
 
     async def enqueue_many(self, payloads: Iterable[Payload]) -> list[Job[R]]:
         """Enqueue many jobs with these options; see `Task.enqueue_many`."""
-        return await self._send(self._dumped(payloads))
+        handles: list[Job[R]] = []
+        parts = self._parts(payloads, handles)
+        for first in parts:
+            await self._enqueuer.enqueue_jobs(first, parts, on=self._on)
+        return handles
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Enqueue one job on a connection or session that blocks, which `on` names; see `Task.enqueue_sync`."""
-        return self._send_sync([self._called(args, kwargs)])[0]
+        jobs = self._options.jobs(self._definition.name, [self._called(args, kwargs)])
+        self._enqueuer.enqueue_jobs_sync(jobs, on=self._on)
+        return self._handles(jobs)[0]
 
     def enqueue_many_sync(self, payloads: Iterable[Payload]) -> list[Job[R]]:
         """Enqueue many jobs, all or none, on a connection or session that blocks; payloads as in `Task.enqueue_many`."""
-        return self._send_sync(self._dumped(payloads))
+        handles: list[Job[R]] = []
+        parts = self._parts(payloads, handles)
+        for first in parts:
+            self._enqueuer.enqueue_jobs_sync(first, parts, on=self._on)
+        return handles
 
     async def enqueue_payload(self, payload: Payload) -> Job[R]:
         """Enqueue one job with these options, of a payload in one of the forms of `enqueue_many`."""
-        return (await self._send([self._dump(payload)]))[0]
+        return await self._send_one(self._dump(payload))
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         return self._definition.payload.dump(args, kwargs, limit=self._enqueuer.payload_limit)
 
-    def _dumped(self, payloads: Iterable[Payload]) -> list[str]:
+    async def _send_one(self, payload: str) -> Job[R]:
+        jobs = self._options.jobs(self._definition.name, [payload])
+        await self._enqueuer.enqueue_jobs(jobs, on=self._on)
+        return self._handles(jobs)[0]
+
+    def _parts(self, payloads: Iterable[Payload], handles: list[Job[R]]) -> Iterator[NewJobs]:
+        """Make the jobs part by part; who asks for the next has sent the one before, whose handles are made then."""
         if isinstance(payloads, (BaseModel, Mapping, str, bytes)):
             raise InvalidPayload(self._definition.name, f"expected a list of payloads, got {payloads!r:.80}")
         payloads = list(payloads)
+        size, total = max(PART, -(-len(payloads) // MOST_PARTS)), len(payloads)
+        for start in range(0, total, size):
+            dumped = self._dumped(payloads[start : start + size], start)
+            jobs = self._options.jobs(self._definition.name, dumped, total=None if total <= size else 0 if start else total)
+            yield jobs
+            handles += self._handles(jobs)
+
+    def _dumped(self, payloads: Sequence[Payload], start: int) -> list[str]:
         together = self._dumped_together(payloads)
         if together is not None:
             return together
         dumped = []
-        for number, payload in enumerate(payloads):
+        for number, payload in enumerate(payloads, start):
             try:
                 dumped.append(self._dump(payload))
             except InvalidPayload as error:
@@ -122,7 +153,7 @@ class BoundTask(Generic[P, R]):
         return dumped
 
     def _dumped_together(self, payloads: Sequence[Payload]) -> list[str] | None:
-        if len(payloads) < 2 or any(isinstance(payload, tuple) for payload in payloads):
+        if len(payloads) < 2 or any(issubclass(kind, tuple) for kind in set(map(type, payloads))):
             return None
         return self._definition.payload.dump_values(payloads, limit=self._enqueuer.payload_limit)
 
@@ -131,14 +162,6 @@ class BoundTask(Generic[P, R]):
         if isinstance(payload, tuple):
             return self._definition.payload.dump(payload, {}, limit=limit)
         return self._definition.payload.dump_value(payload, limit=limit)
-
-    async def _send(self, payloads: Sequence[str]) -> list[Job[R]]:
-        jobs = self._options.jobs(self._definition.name, payloads)
-        return self._handles(await self._enqueuer.enqueue_jobs(jobs, on=self._on)) if jobs else []
-
-    def _send_sync(self, payloads: Sequence[str]) -> list[Job[R]]:
-        jobs = self._options.jobs(self._definition.name, payloads)
-        return self._handles(self._enqueuer.enqueue_jobs_sync(jobs, on=self._on)) if jobs else []
 
     def _handles(self, jobs: NewJobs) -> list[Job[R]]:
         decode = self._definition.result.load

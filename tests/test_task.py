@@ -7,7 +7,7 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -44,13 +44,11 @@ class App(TaskRegistry):
     def payload_limit(self) -> int:
         return 1000
 
-    async def enqueue_jobs(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
-        self.calls.append((list(jobs), on))
-        return jobs
+    async def enqueue_jobs(self, jobs: NewJobs, parts: Iterable[NewJobs] = (), *, on: object | None) -> None:
+        self.calls.append((list(jobs.joined(parts)), on))
 
-    def enqueue_jobs_sync(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
-        self.calls.append((list(jobs), on))
-        return jobs
+    def enqueue_jobs_sync(self, jobs: NewJobs, parts: Iterable[NewJobs] = (), *, on: object | None) -> None:
+        self.calls.append((list(jobs.joined(parts)), on))
 
     def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None, *, on: object | None) -> Job[Any]:
         return Job(job_id, source=cast(JobSource, None), decode=decode, tenant=tenant)

@@ -14,6 +14,7 @@ from psycopg import AsyncConnection
 
 from aioqueue import (
     AioQueue,
+    InvalidPayload,
     JobCancelled,
     JobContext,
     JobFailed,
@@ -53,6 +54,19 @@ async def flow(database: Database, pooled_dsn: str, schema: str, tmp_path: Path)
         flow.kill_all()
         await conn.execute("DROP SCHEMA flow CASCADE")
         await conn.close()
+
+
+async def test_an_enqueue_in_parts_is_one_transaction(make_pooled: MakeApp, flow: Flow) -> None:
+    async with make_pooled() as app:
+
+        @app.task
+        async def count(number: int) -> None: ...
+
+        with pytest.raises(InvalidPayload, match="number 2400"):
+            await count.enqueue_many([{"number": "x" if n == 2_400 else n} for n in range(2_500)])
+        assert await flow.owner.rows("SELECT 1 FROM aioqueue.job") == []
+        jobs = await count.enqueue_many([{"number": n} for n in range(2_500)])
+    assert await flow.owner.rows("SELECT job_id FROM aioqueue.live ORDER BY vt") == [(job.id,) for job in jobs]
 
 
 async def test_jobs_of_every_kind(make_pooled: MakeApp, seen: Seen) -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from aioqueue.job import new_job_id
+from aioqueue.new_jobs import NewJobs
 from tests.sql.conftest import Connect
 from tests.sql.engine import LANE, Session, changed
 
@@ -64,6 +66,20 @@ async def test_a_batch_of_many_tenants_takes_a_bounded_number_of_locks(one: Sess
     locks = await one.value("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
     await one.rollback()
     assert 0 < locks <= 64
+
+
+async def test_the_parts_of_a_batch_go_on_behind_the_first_which_left_room_for_all(
+    boss: Session, one: Session, two: Session
+) -> None:
+    await two.begin()
+    await two.enqueue(6, tenant="T")
+    await one.begin()
+    for total in (5, 0, 0):
+        part = NewJobs(task="t", tenant="T", queue="default", priority=0, ids=[new_job_id()], payloads=["1"], total=total)
+        await one.store.enqueue_alike(one.conn, part)
+    await two.commit()
+    await one.commit()
+    assert await tags(boss) == [*range(1_000, 7_000, 1_000), 9_000, 10_000, 11_000]
 
 
 async def test_a_savepoint_rolled_back_gives_its_locks_back(one: Session, two: Session, boss: Session) -> None:

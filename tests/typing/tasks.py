@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -25,10 +25,10 @@ class App(TaskRegistry):
     def payload_limit(self) -> int:
         return 1
 
-    async def enqueue_jobs(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
+    async def enqueue_jobs(self, jobs: NewJobs, parts: Iterable[NewJobs] = (), *, on: object | None) -> None:
         raise NotImplementedError
 
-    def enqueue_jobs_sync(self, jobs: NewJobs, *, on: object | None) -> NewJobs:
+    def enqueue_jobs_sync(self, jobs: NewJobs, parts: Iterable[NewJobs] = (), *, on: object | None) -> None:
         raise NotImplementedError
 
     def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None, *, on: object | None) -> Job[Any]:

@@ -5,6 +5,7 @@
 -- brings (p_number, rounded up to a power of two), where k is the first number of this (lane, tenant, power) that no other
 -- open transaction has locked. Try-locks only: nobody waits. One transaction takes at most 64 of them, which leaves the
 -- server's lock table alone; later tenants of a huge batch may tie with another open batch, and so may one batch of each power.
+-- p_number 0: more of what this transaction has brought already, and left room for; the tag goes on from there.
 -- Served by live_tenant, backwards from the tenant's end; vt >= V keeps dead entries out. Not read under SERIALIZABLE,
 -- where two enqueuers of one tenant would fail with 40001.
 CREATE OR REPLACE FUNCTION aioqueue.next_tag(p_lane bigint, p_tenant text, p_step bigint DEFAULT 1000, p_number integer DEFAULT 1) RETURNS bigint
@@ -20,7 +21,7 @@ BEGIN
         SELECT l.vt INTO last FROM aioqueue.live l
          WHERE l.lane = p_lane AND l.tenant = p_tenant AND l.vt >= v ORDER BY l.vt DESC LIMIT 1;
     END IF;
-    IF locked < 64 THEN
+    IF locked < 64 AND p_number > 0 THEN
         WHILE k < 1000 AND NOT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended(p_tenant, p_lane + 1024 * class + k)) LOOP
             k := k + 1;
         END LOOP;
