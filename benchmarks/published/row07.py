@@ -17,10 +17,11 @@ from psycopg import AsyncConnection
 
 from aioqueue.database import Database
 from aioqueue.floor import Floors
-from aioqueue.job import NewJob, lane, new_job_id
+from aioqueue.job import lane
 from aioqueue.maintenance.tick import Ticker
 from aioqueue.settings import PoolSettings
 from aioqueue.store import LOWEST_ID, LaneScan, Store
+from benchmarks.held_horizon import ENQUEUE
 from benchmarks.kit import held_horizon, percentile, rotated
 
 from .stage import Place, Stage, Verdict
@@ -64,7 +65,9 @@ async def _ours(stage: Stage, jobs: int, verdict: Verdict) -> str:
     times: dict[str, list[list[float]]] = {how: [[] for _ in range(BLOCKS)] for how in ("free", *HELD)}
     buffers: dict[str, list[int]] = {}
     async with AsyncExitStack() as stack:
-        takers = {how: await stack.enter_async_context(_taker(await stage.place(), how, jobs)) for how in times}
+        places = {how: await stage.place() for how in times}
+        await asyncio.gather(*(_fill(place, jobs + SLICE) for place in places.values()))
+        takers = {how: await stack.enter_async_context(_taker(place, how)) for how, place in places.items()}
         for how, taker in takers.items():
             buffers[how] = [await taker.buffers()]
         timed, rest = split(jobs)
@@ -138,13 +141,20 @@ class Taker:
             await asyncio.sleep(TICK)
 
 
-@asynccontextmanager
-async def _taker(place: Place, how: str, jobs: int) -> AsyncIterator[Taker]:
-    store = Store("aioqueue")
-    floors = Floors([lane("default", 0)], LOWEST_ID)
+async def _fill(place: Place, jobs: int) -> None:
+    """Enqueue so many jobs, where nothing waits for the disk."""
     async with place.connection() as boss:
         await boss.execute(f"ALTER DATABASE {place.name} SET synchronous_commit = off".encode())
         await boss.execute("ALTER TABLE aioqueue.live SET (autovacuum_enabled = false)")
+        await boss.execute("SET synchronous_commit = off")
+        for first in range(0, jobs, 10_000):
+            await boss.execute(ENQUEUE.encode(), [min(10_000, jobs - first)])
+
+
+@asynccontextmanager
+async def _taker(place: Place, how: str) -> AsyncIterator[Taker]:
+    store = Store("aioqueue")
+    floors = Floors([lane("default", 0)], LOWEST_ID)
     database = Database(place.dsn("worker"), PoolSettings(size=3))
     await database.open()
     ticker = Ticker(database, store, floors, worker=lambda: 1, restarted=lambda: None)
@@ -154,12 +164,6 @@ async def _taker(place: Place, how: str, jobs: int) -> AsyncIterator[Taker]:
         await store.register_worker(
             conn, worker=1, host="published", pid=1, version="1", queues=["default"], concurrency=1, lease=86_400.0, tasks=[]
         )
-        for first in range(0, jobs + SLICE, 5000):
-            new = [
-                NewJob(id=new_job_id(), task="none", payload="{}", queue="default", priority=0, max_attempts=1)
-                for _ in range(min(5000, jobs + SLICE - first))
-            ]
-            await store.enqueue_many(conn, new)
         taker = Taker(conn, ticker, floors)
         with held_horizon(place.dsn("superuser"), how):
             ticking = asyncio.create_task(taker.keep_ticking())
