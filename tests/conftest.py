@@ -23,6 +23,12 @@ from tests.sql.engine import Session
 
 PROCESSES = 6
 
+# Many of these take seconds, for processes that start or leases that end.
+LONG = (
+    "contrib/test_uvicorn.py", "documents", "flow", "pooler/test_flow.py", "test_benchmarks.py", "test_cli_dev.py",
+    "test_embedded.py", "test_fairness.py", "test_life.py", "test_misbehaviours.py", "testing/test_plugin.py",
+)  # fmt: skip
+
 # What these have made for all their tests takes seconds: one process runs such a file.
 TOGETHER = ("tests/documents/test_site.py", "tests/sql/test_limit_plans.py", "tests/sql/test_plans.py", "tests/test_demo.py")
 
@@ -61,7 +67,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Processes for the tests: six on two cores, since most of them wait; none besides ours for single files, which begin sooner so."""
+    """Processes for the tests: six, since most of them wait; none besides ours for single files, which begin sooner so."""
     return 0 if all(Path(argument.partition("::")[0]).is_file() for argument in config.args) else PROCESSES
 
 
@@ -89,14 +95,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Sharing:
 
 @pytest.hookimpl(tryfirst=True, wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Mark what is to run on one version only; begin with the slow ones, since several processes share the tests."""
-    here = Path(__file__).parent
-    once = {path for path in {item.path for item in items} if any(path.is_relative_to(here / listed) for listed in ONCE)}
+    """Mark what is to run on one version only; begin with the slow and the long ones, since several processes share the tests."""
+    paths = {item.path for item in items}
+    once, long = _below(paths, ONCE), _below(paths, LONG)
     for item in items:
         if item.path in once:
             item.add_marker(pytest.mark.once)
     yield  # the folders' own marks, the choice by -m, the random order
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, item.path not in long))
+
+
+def _below(paths: set[Path], listed: tuple[str, ...]) -> set[Path]:
+    here = Path(__file__).parent
+    return {path for path in paths if any(path.is_relative_to(here / each) for each in listed)}
 
 
 @pytest.fixture(scope="session")
