@@ -382,8 +382,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"not kept: {promise}")
     if not result.broken:
         print("every promise is kept")
-    title = f"Where the last of {arguments.tenants:,} small tenants' first jobs starts, behind {arguments.big:,} of another"
-    kit.bars(arguments.svg, title, result.positions, "th")
+    title = f"Claims until each of {arguments.tenants:,} small tenants has begun, behind {arguments.big:,} jobs of another"
+    kit.bars(arguments.svg, title, result.positions, "claims")
     return 1 if result.broken else 0
 
 

@@ -93,9 +93,9 @@ def report(everybody: Sequence[Figures]) -> str:
     """One table."""
     rows = [
         [one.contestant.name, f"{one.jobs:,}",
-         *(f"{kit.median(one.rates[how]):,.0f}" for how in WAYS),
-         f"{kit.median(one.rates['xid']) / kit.median(one.rates['free']):.2f}",
-         *(f"{one.last_to_first(how):.2f}" for how in WAYS),
+         *(f"{kit.median(one.rates[how]):,.0f}" if one.rates[how] else "–" for how in WAYS),
+         f"{kit.median(one.rates['xid']) / kit.median(one.rates['free']):.2f}" if one.rates["free"] else "–",
+         *(f"{one.last_to_first(how):.2f}" if one.rates[how] else "–" for how in WAYS),
          kit.spread([tenths[-1] / tenths[0] for tenths in one.tenths["xid"]], "{:.2f}")]
         for one in everybody
     ]  # fmt: skip
@@ -141,12 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     said, kept = kit.promises([promise])
     print(said)
-    series = {
-        one.contestant.name: [(10.0 * (i + 1), kit.median(each)) for i, each in enumerate(zip(*one.tenths["xid"], strict=True))]
-        for one in everybody
-    }
-    if not arguments.one:
-        kit.lines(arguments.svg, f"Draining {ours.jobs:,} jobs, a transaction held open", series, "jobs/s", "% of the jobs")
+    title = f"A transaction held open, {what}: rate of the last tenth of the jobs to that of the first"
+    kit.bars(arguments.svg, title, {one.contestant.name: one.last_to_first("xid") for one in everybody}, "")
     return 0 if kept else 1
 
 

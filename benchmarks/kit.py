@@ -27,6 +27,8 @@ from aioqueue import embedded
 
 _numbers = count(1)
 COLOURS = ("#3366aa", "#cc5533", "#449944", "#8855aa", "#997722", "#337788", "#aa3366", "#666666")
+WIDTH = 800
+"""Of a picture."""
 
 
 class Server:
@@ -205,13 +207,25 @@ def bars(path: Path | None, title: str, values: Mapping[str, float], unit: str) 
     if path is None or not values:
         return
     top = max(values.values()) or 1.0
+    left = 20 + 7 * max(map(len, values))
+    right = WIDTH - 120 - left
     body = []
     for i, (name, value) in enumerate(values.items()):
         y = 40 + 26 * i
-        body.append(f'<text x="235" y="{y + 14}" text-anchor="end">{html.escape(name)}</text>')
-        body.append(f'<rect x="245" y="{y}" width="{440 * value / top:.1f}" height="18" fill="{COLOURS[i % len(COLOURS)]}"/>')
-        body.append(f'<text x="{250 + 440 * value / top:.1f}" y="{y + 14}">{value:,.4g} {html.escape(unit)}</text>')
+        body.append(f'<text x="{left - 10}" y="{y + 14}" text-anchor="end">{html.escape(name)}</text>')
+        body.append(
+            f'<rect x="{left}" y="{y}" width="{right * value / top:.1f}" height="18" fill="{COLOURS[i % len(COLOURS)]}"/>'
+        )
+        figure = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+        body.append(f'<text x="{left + 6 + right * value / top:.1f}" y="{y + 14}">{figure} {html.escape(unit)}</text>')
     _write(path, title, 60 + 26 * len(values), body)
+
+
+def ticks(top: float) -> list[float]:
+    """Round numbers from zero to the first one that is not below `top`: four to eight of them."""
+    step = 10.0 ** math.floor(math.log10(top))
+    step *= next(factor for factor in (0.2, 0.5, 1.0, 2.0) if top / (step * factor) <= 7)
+    return [step * i for i in range(math.ceil(top / step - 1e-9) + 1)]
 
 
 def lines(path: Path | None, title: str, series: Mapping[str, Sequence[tuple[float, float]]], unit: str, across: str) -> None:
@@ -219,21 +233,30 @@ def lines(path: Path | None, title: str, series: Mapping[str, Sequence[tuple[flo
     if path is None:
         return
     points = [point for line in series.values() for point in line]
-    right, top = max(x for x, _ in points) or 1.0, max(y for _, y in points) or 1.0
-    body = ['<path d="M70 40V340H760" fill="none" stroke="#888"/>']
-    body += [f'<text x="62" y="{345 - 100 * i}" text-anchor="end">{top * i / 3:,.3g}</text>' for i in range(4)]
-    body.append(f'<text x="760" y="362" text-anchor="end">{right:,.6g} {html.escape(across)}</text>')
-    body.append(f'<text x="70" y="34">{html.escape(unit)}</text>')
+    xs, ys = ticks(max(x for x, _ in points) or 1.0), ticks(max(y for _, y in points) or 1.0)
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return 70 + 700 * x / xs[-1], 360 - 300 * y / ys[-1]
+
+    body = [f'<text x="70" y="46">{html.escape(unit)}</text>']
+    for y in ys:
+        height = at(0, y)[1]
+        body.append(f'<path d="M70 {height:.1f}H770" stroke="{"#888" if not y else "#ddd"}"/>')
+        body.append(f'<text x="62" y="{height + 4:.1f}" text-anchor="end">{y:,.6g}</text>')
+    body += [f'<text x="{at(x, 0)[0]:.1f}" y="378" text-anchor="middle">{x:,.6g}</text>' for x in xs]
+    body.append(f'<text x="770" y="398" text-anchor="end">{html.escape(across)}</text>')
     for i, (name, line) in enumerate(series.items()):
-        colour = COLOURS[i % len(COLOURS)]
-        where = " ".join(f"{70 + 690 * x / right:.1f},{340 - 300 * y / top:.1f}" for x, y in line)
-        body.append(f'<polyline points="{where}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        body.append(f'<text x="80" y="{386 + 18 * i}" fill="{colour}">{html.escape(name)}</text>')
-    _write(path, title, 390 + 18 * len(series), body)
+        colour, dash = COLOURS[i % len(COLOURS)], ' stroke-dasharray="5 3"' if i >= len(COLOURS) else ""
+        where = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in line))
+        body.append(f'<polyline points="{where}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+        x, y = 80 + 170 * (i % 4), 420 + 20 * (i // 4)
+        body.append(f'<path d="M{x} {y - 4}H{x + 24}" stroke="{colour}" stroke-width="2"{dash}/>')
+        body.append(f'<text x="{x + 30}" y="{y}">{html.escape(name)}</text>')
+    _write(path, title, 430 + 20 * math.ceil(len(series) / 4), body)
 
 
 def _write(path: Path, title: str, height: int, body: Sequence[str]) -> None:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="800" height="{height}" font-family="sans-serif" font-size="13">'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="13">'
     ground = '<rect width="100%" height="100%" fill="white"/>'
     text = f'<text x="10" y="20" font-size="15">{html.escape(title)}</text>'
     path.write_text("\n".join([head, ground, text, *body, "</svg>", ""]))

@@ -128,7 +128,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(kit.table(["after s", "jobs that wait", "p50 ms", "p99 ms", "dead rows in live"], rows))
     series = {name: [(length * (i + 1), float(row[n])) for i, row in enumerate(found)] for n, name in ((1, "p50"), (2, "p99"))}
     kit.lines(
-        arguments.svg, f"{arguments.rate} jobs/s beside three analytic transactions", series, "ms from enqueue to start", "s"
+        arguments.svg,
+        f"{arguments.rate} jobs/s beside three analytic transactions",
+        series,
+        "ms from enqueue to start",
+        "seconds",
     )
     first, last = found[0][2], found[-1][2]
     said, kept = kit.promises([
