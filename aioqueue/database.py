@@ -66,7 +66,7 @@ class NoFreeConnection(AioQueueError):
 
 async def _put(conn: PoolConnection) -> None:
     """Give a job's connection back to its pool, also when that was closed meanwhile; of a job nothing is committed here."""
-    conn.stays_watched = False
+    conn.stays_watched_by = None
     conn.unwatch()
     if conn.pgconn.transaction_status != TransactionStatus.IDLE:
         await conn.close()
@@ -235,7 +235,7 @@ class Database:
         return AllInUse(begin + why) if refusal is None else PoolTimeout(f"{begin}{refusal}")
 
     @contextlib.asynccontextmanager
-    async def runtime(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection[TupleRow]]:
+    async def runtime(self, seconds: float | None = None) -> AsyncIterator[PoolConnection]:
         """Lend a worker's loop a connection in autocommit; shut it after `seconds` (default: the pool's deadline).
 
         One whose server is gone, or can only read (a demoted primary), is closed: the next call finds another server.
@@ -250,7 +250,7 @@ class Database:
                 raise
 
     @contextlib.asynccontextmanager
-    async def for_caller(self, seconds: float | None = None) -> AsyncIterator[AsyncConnection[TupleRow]]:
+    async def for_caller(self, seconds: float | None = None) -> AsyncIterator[PoolConnection]:
         """Lend a connection as `runtime` does, to whoever is no worker's loop: however many these are, they delay no beat.
 
         PoolTimeout when none is free in time; such a call must not wait for another while it has one.
@@ -280,7 +280,7 @@ class Database:
         try:
             if conn is None:
                 conn = await self._get(self._opened(), self.settings.acquire_timeout)
-                conn.stays_watched = True
+                conn.stays_watched_by = asyncio.get_running_loop()
                 conn.pass_on_until = time.monotonic() + PASSED_ON
         except psycopg.OperationalError as error:
             self._shares.leave("job")

@@ -92,8 +92,8 @@ class PoolConnection(AsyncConnection[TupleRow]):
     _context: contextvars.Context | None = None
     _answer: asyncio.Future[tuple[bool, Any]] | None = None
     """Done when it has read all, or waits for something else: whether it has ended, and its value or what it waits for."""
-    stays_watched = False
-    """Whether the loop goes on watching when an answer has come; whoever sets it is to `unwatch` at the end."""
+    stays_watched_by: asyncio.AbstractEventLoop | None = None
+    """The loop that goes on watching when an answer has come; whoever sets it is to `unwatch` at the end."""
     pass_on_until = 0.0
     """Until when it may go from job to job without coming back to the pool, by time.monotonic()."""
 
@@ -116,7 +116,7 @@ class PoolConnection(AsyncConnection[TupleRow]):
                     ended, state = await answer
                 finally:
                     self._gen = self._context = self._answer = None
-                    if not self.stays_watched:
+                    if self.stays_watched_by is not loop:
                         self.unwatch()
                 if ended:
                     return state  # type: ignore[no-any-return]

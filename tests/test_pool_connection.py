@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 async def conn(worker_dsn: str) -> AsyncIterator[PoolConnection]:
     """One that the loop watches from its first statement on, as while a job has it."""
     connection = await PoolConnection.connect(worker_dsn, autocommit=True)
-    connection.stays_watched = True
+    connection.stays_watched_by = asyncio.get_running_loop()
     await connection.execute("SELECT 1")
     assert watched(connection)
     try:
@@ -156,7 +156,7 @@ async def test_the_loop_keeps_nothing_of_whoever_used_it(worker_dsn: str) -> Non
 
     kept: contextvars.ContextVar[Thing] = contextvars.ContextVar("kept")
     conn = await PoolConnection.connect(worker_dsn, autocommit=True)
-    conn.stays_watched = True
+    conn.stays_watched_by = asyncio.get_running_loop()
 
     async def use() -> weakref.ref[Thing]:
         thing = Thing()
@@ -175,9 +175,12 @@ async def test_a_thread_with_a_loop_of_its_own_may_use_it_meanwhile(conn: PoolCo
     async def ask() -> object:
         return await (await conn.execute("SELECT pg_sleep(0.05)")).fetchone()
 
-    for _ in range(2):
+    for here in (True, False):
         assert await asyncio.to_thread(lambda: asyncio.run(ask())) == ("",)
         assert await (await conn.execute("SELECT 1")).fetchone() == (1,)
+        assert conn._watched_by is asyncio.get_running_loop()
+        if here:
+            conn.unwatch()  # a thread that is the first to use it is not to go on watching
 
 
 async def test_the_pool_gets_back_what_the_loop_does_not_watch_any_more(worker_dsn: str) -> None:
