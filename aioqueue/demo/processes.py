@@ -41,6 +41,11 @@ class WorkerProcesses:
         self._processes: set[asyncio.subprocess.Process] = set()
         self._asked_to_stop = asyncio.Event()
 
+    @property
+    def pids(self) -> list[int]:
+        """Processes that run now."""
+        return [process.pid for process in self._processes]
+
     async def run(self) -> None:
         """Keep the processes running. Raises WorkersFailed."""
         async with asyncio.TaskGroup() as group:

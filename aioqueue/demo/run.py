@@ -235,6 +235,10 @@ class Demo:
         most = max(phase.connections for phase in self._stage.sampler.phases)
         wanted = f"at most {WORKERS * CONNECTIONS}: a pool of 4, a listener and a guard for each of {WORKERS} workers"
         self._stage.check(f"the most connections seen ({wanted})", most, wanted, ok=0 < most <= WORKERS * CONNECTIONS)
+        # One that was started again a moment ago may not know what to do at a signal yet.
+        ready = "SELECT count(*) = %s FROM aioqueue.worker w WHERE NOT w.dead AND w.pid = ANY (%s)"
+        while not await self._stage.value(ready, WORKERS, self._workers.pids):  # noqa: ASYNC110 - other processes set no event
+            await asyncio.sleep(0.05)
         self._workers.stop()
         await self._work
         self._stage.check("exit codes", self._workers.exits, [0] * WORKERS)
