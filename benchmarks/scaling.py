@@ -35,8 +35,8 @@ from .peers import CONTESTANTS, running
 
 LIMIT = 1.2
 SHARE = 0.25
-SAMPLES = 60
-READY = 10_000
+SAMPLES = 150
+READY = 20_000
 DAYS = 8
 BATCH = 10_000
 JOBS = """

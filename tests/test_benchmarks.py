@@ -5,7 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import held_horizon, kit, mixed_workload, scaling, throughput, transactions
+from benchmarks import (
+    fairness,
+    footprint,
+    held_drain,
+    held_horizon,
+    kit,
+    mixed_workload,
+    open_enqueues,
+    scaling,
+    throughput,
+    transactions,
+)
 from tests.postgres import Database
 
 Main = Callable[[Sequence[str] | None], int]
@@ -16,16 +27,32 @@ Main = Callable[[Sequence[str] | None], int]
     [
         (throughput.main, "--jobs 100 --rounds 1 --singles 5 --pickups 2 --idle 0.5", ["aioqueue", "drain/s"]),
         (transactions.main, "--jobs 20 --rounds 1 --connections 2", ["by hand", "aioqueue"]),
-        (held_horizon.main, "--jobs 1010 --samples 1 --hold xid", ["free", "xid"]),
+        (held_horizon.main, "--jobs 5050 --samples 5 --hold xid", ["free", "xid", "bytes of live", "last block to first"]),
+        (held_drain.main, "--jobs 200 --rounds 1", ["aioqueue", "last tenth"]),
+        (open_enqueues.main, "--open 0,5 --pickups 2", ["left open", "after the commit"]),
+        pytest.param(
+            footprint.main, "--running 50 --seconds 3", ["idle", "50 sleeping", "between beats"], marks=pytest.mark.slow
+        ),
+        pytest.param(fairness.main, "--tenants 10 --big 200", ["FIFO", "limit of 5 for the big one"], marks=pytest.mark.slow),
         pytest.param(mixed_workload.main, "--minutes 0.05 --rate 50", ["jobs that wait"], marks=pytest.mark.slow),
         pytest.param(
             scaling.main,
             "--jobs 100 --processes 2 --rows 100 --rounds 1 --tenants 100",
-            ["processes", "finished"],
+            ["processes", "finished", "parked"],
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["throughput", "transactions", "held_horizon", "mixed_workload", "scaling"],
+    ids=[
+        "throughput",
+        "transactions",
+        "held_horizon",
+        "held_drain",
+        "open_enqueues",
+        "footprint",
+        "fairness",
+        "mixed_workload",
+        "scaling",
+    ],
 )
 def test_a_benchmark_prints_its_table_and_draws_its_picture(
     main: Main, options: str, said: list[str], database: Database, tmp_path: Path, capfd: pytest.CaptureFixture[str]
