@@ -216,11 +216,15 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
         # Every connection may have died in the pool; a server that hangs is not waited for without end.
         tries = max(TRIES, self.settings.pool.size + 1)
         give_up: float | None = None
+        hinted = False
         for attempt in range(1, tries + 1):
             try:
                 async with services.database.for_caller() as conn:
                     with _refusals():
-                        if jobs.total is None:
+                        if jobs.total is None and not services.database.pooler and services.notifier.take():
+                            seconds = self.settings.pool.deadline
+                            hinted = await self.store.enqueue_and_notify(conn, jobs, seconds=seconds)
+                        elif jobs.total is None:
                             await self.store.enqueue_alike(conn, jobs)
                         else:
                             these, parts = itertools.tee(parts)
@@ -233,7 +237,8 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
                     raise
                 give_up = give_up or time.monotonic() + self.settings.pool.deadline
                 await asyncio.sleep(random.uniform(0, PAUSE * attempt))
-        services.notifier.hint("ready")
+        if not hinted:
+            services.notifier.hint("ready")
 
     @property
     def has_sessions(self) -> bool:

@@ -17,6 +17,8 @@ from .store import EPOCH, LOWEST_ID, LaneQuestion, LaneScan, Store
 
 NOBODY = 0
 """No worker's identity: those are drawn from 63 bits."""
+IMPATIENT = "SET LOCAL lock_timeout = '20ms'"
+"""Whoever holds a table of ours would keep the connection from those that need another, or none."""
 
 
 class Rehearsal:
@@ -30,6 +32,8 @@ class Rehearsal:
         """Claim nothing, record nothing, ask about a lane that is empty. Never raises a psycopg.Error."""
         start = (0, LOWEST_ID)
         with contextlib.suppress(psycopg.Error):
-            await self._store.claim(conn, worker=NOBODY, lanes=[LaneScan(0, start, 1)], limit=0)
-            await self._store.record(conn, worker=NOBODY, succeeded=[self._job], results=["null"])
-            await self._store.tick(conn, worker=NOBODY, questions=[LaneQuestion(0, 0, start, 0)], due_to=EPOCH)
+            async with conn.transaction(force_rollback=True):
+                await conn.execute(IMPATIENT)
+                await self._store.claim(conn, worker=NOBODY, lanes=[LaneScan(0, start, 1)], limit=0)
+                await self._store.record(conn, worker=NOBODY, succeeded=[self._job], results=["null"])
+                await self._store.tick(conn, worker=NOBODY, questions=[LaneQuestion(0, 0, start, 0)], due_to=EPOCH)

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
+import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
 from psycopg.rows import TupleRow, tuple_row
 
@@ -22,9 +23,10 @@ from .floor import Snapshot
 from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
 from .limit_store import LimitStore
 from .new_jobs import NewJobs, jobs_json
-from .pooler import execute_all, execute_in_thread
+from .pooler import PoolConnection, execute_all, execute_in_thread
 from .reading import array, pairs
 from .states import Progress
+from .trip import Trip
 
 WORKER_DEAD = "AQ001"
 """SQLSTATE of a claim by a worker that is dead or whose lease has ended."""
@@ -194,6 +196,24 @@ class Store(LimitStore):
     async def enqueue_alike(self, conn: AsyncConnection[Any], jobs: NewJobs) -> int:
         """Write the jobs of one enqueue in the connection's transaction, return its XID; see sql/functions/enqueue_alike.sql."""
         return int(await self._value(conn, "enqueue_alike", *jobs.parameters))
+
+    async def enqueue_and_notify(self, conn: PoolConnection, jobs: NewJobs, *, seconds: float) -> bool:
+        """Do the same in a transaction of its own, with the hint in the next, in one round trip; whether the hint was sent.
+
+        `conn` is in no transaction, and leads through no pooler. After `seconds` it is shut.
+        """
+        trip, hint = Trip(conn), Trip(conn)
+        trip.add(self.wired["enqueue_alike"], jobs.parameters, prepare=True)
+        hint.add(self.wired["notify"], ["ready"], prepare=True)
+        trip.then = hint
+        try:
+            await trip.run(seconds)
+        except psycopg.Error:
+            raise
+        except BaseException:
+            await conn.close()  # cancelled: its answers are still to come
+            raise
+        return hint.error is None
 
     async def enqueue_parts(self, conn: AsyncConnection[Any], parts: Iterable[NewJobs]) -> None:
         """Write the parts of one enqueue, all or none, in a transaction of their own; `conn` is in none.

@@ -65,6 +65,14 @@ class Notifier:
         self._pending.add(kind)
         self._event.set()
 
+    def take(self) -> bool:
+        """Whether a hint would go out at once: then whoever asks sends it himself, in a round trip that he has to make anyway."""
+        now = time.monotonic()
+        if self._pending or now < self._sent_at + DEBOUNCE:
+            return False
+        self._sent_at = now
+        return True
+
     def watch(
         self, transaction: OpenTransaction, xid: int, job_ids: Sequence[UUID] = (), *, kinds: Sequence[Kind] = ("ready",)
     ) -> None:

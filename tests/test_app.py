@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
@@ -302,21 +302,40 @@ async def test_an_enqueue_that_finds_no_free_connection_says_so_at_once(make_app
             await app.get("add").enqueue(1)
 
 
+async def test_an_enqueue_that_is_cancelled_leaves_no_connection_behind_that_waits_for_its_answer(
+    make_app: MakeApp, database: Database, schema: str
+) -> None:
+    app = make_app(pool=PoolSettings(size=3, min_size=1, deadline=3600.0))
+    async with app, session(database.dsn("superuser"), schema) as boss, asyncio.timeout(60):
+        await boss.begin()
+        await boss.rows("LOCK TABLE aioqueue.job IN ACCESS EXCLUSIVE MODE")
+        enqueue = asyncio.create_task(app.get("add").enqueue(1))
+        await until(boss, "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted AND pid <> pg_backend_pid()")
+        enqueue.cancel()
+        await asyncio.wait([enqueue])
+        assert enqueue.cancelled()
+        await boss.rollback()
+        await asyncio.gather(*(app.get("add").enqueue(n) for n in range(5)))
+
+
 async def test_an_enqueue_whose_answer_is_lost_makes_exactly_one_job(
     app: AioQueue, boss: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = app.store.enqueue_alike
-    lost: list[int] = []
+    lost: list[object] = []
 
-    async def lose_the_answer(conn: AsyncConnection[Any], new: Any) -> int:
-        xid = await write(conn, new)
-        if len(lost) < 3:
-            lost.append(xid)
-            sever(conn)
-            await conn.execute("SELECT 1")
-        return xid
+    def lose_the_answer(write: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
+        async def written(conn: AsyncConnection[Any], new: Any, **options: Any) -> object:
+            answer = await write(conn, new, **options)
+            if len(lost) < 3:
+                lost.append(answer)
+                sever(conn)
+                await conn.execute("SELECT 1")
+            return answer
 
-    monkeypatch.setattr(app.store, "enqueue_alike", lose_the_answer)
+        return written
+
+    for name in ("enqueue_alike", "enqueue_and_notify"):
+        monkeypatch.setattr(app.store, name, lose_the_answer(getattr(app.store, name)))
     made = await app.get("add").enqueue_many([{"a": n} for n in range(10)])
     assert len(lost) == 3
     assert sorted(row[0] for row in await boss.rows("SELECT id FROM aioqueue.live l, LATERAL (SELECT job_id AS id) x")) == sorted(

@@ -1,5 +1,6 @@
 """The rehearsal of a worker's statements: it changes nothing, leaves nothing to plan, and precedes a connection's first use."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -111,3 +112,13 @@ async def test_a_worker_rehearses(make_app: MakeApp, monkeypatch: pytest.MonkeyP
     app = make_app()
     async with app, app.worker():
         assert seen
+
+
+async def test_a_table_that_is_held_keeps_no_new_connection_waiting(boss: Session, worker_dsn: str, schema: str) -> None:
+    await boss.begin()
+    await boss.rows("LOCK TABLE aioqueue.job IN ACCESS EXCLUSIVE MODE")
+    async with await AsyncConnection.connect(worker_dsn, autocommit=True) as conn, asyncio.timeout(60):
+        await conn.execute("SET lock_timeout = 0")  # it would wait for ever
+        await Rehearsal(Store(schema))(conn)
+        assert await (await conn.execute("SHOW lock_timeout")).fetchone() == ("0",)
+    await boss.rollback()

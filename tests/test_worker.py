@@ -17,12 +17,14 @@ from aioqueue import (
     PoolSettings,
     Snooze,
     WorkerSettings,
+    wakeup,
 )
 from aioqueue.claim import Claimer
 from aioqueue.events import JobAbandoned, JobClaimed, JobRecorded, LeaseLost, WorkerStarted, WorkerStopped, WorkerStopping
 from aioqueue.maintenance.service import Maintenance
 from aioqueue.record import Recorder
 from aioqueue.renew import Heartbeat
+from aioqueue.wakeup import Notifier
 from tests.kit import MakeApp, Seen, passed, session, until
 from tests.postgres import Database
 from tests.sql.engine import Session
@@ -87,6 +89,29 @@ async def test_an_enqueue_of_another_process_starts_without_waiting_for_the_poll
         await (await app.get("add").enqueue(1)).result(30)
         for n in range(20):
             assert await (await other.get("add").enqueue(n)).result(30) == n + 1
+
+
+async def test_the_hint_of_a_lone_enqueue_goes_out_in_the_same_round_trip(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = asyncio.Event()
+
+    async def lose(self: Notifier, *_: object) -> None:
+        self._pending.clear()
+
+    app, other = make_app(worker=NEVER), make_app()
+
+    @app.task(name="start")
+    async def start() -> None:
+        started.set()
+
+    monkeypatch.setattr(wakeup, "DEBOUNCE", 0.0)
+    monkeypatch.setattr(Notifier, "_send", lose)  # whoever leaves the hint to the notifier is not heard
+    async with app, app.worker(), other, asyncio.timeout(60):
+        for _ in range(20):
+            await other.enqueue_by_name("start", {})
+            await started.wait()
+            started.clear()
 
 
 async def test_a_job_that_falls_due_and_a_retry_start_without_waiting_for_the_poll(make_app: MakeApp) -> None:
