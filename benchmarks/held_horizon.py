@@ -190,10 +190,10 @@ def report(found: dict[str, Queue], jobs: int, undisturbed: Queue) -> tuple[str,
             growth, beside = buffers[-1] / buffers[0], buffers[-1] / undisturbed.buffers[size][-1]
             slower, late = times[-1] / times[0], times[-1] / undisturbed.times[size][-1]
             if how != "free":
-                drift = free.times[size][-1] / free.times[size][0]
+                drift = max(1.0, free.times[size][-1] / free.times[size][0])
                 for what, value in (
                     ("buffers, last block to first", growth), ("buffers, last block to free", beside),
-                    ("time, last block to first, over the free one's", slower / drift), ("time, last block to free", late),
+                    ("time, last block to first", slower / drift), ("time, last block to free", late),
                 ):  # fmt: skip
                     promised.append(kit.Promise(f"claim of {size}, {how}, {jobs:,} jobs: {what}", value, most=LIMIT))
             rows.append([
