@@ -35,8 +35,8 @@ from .peers import CONTESTANTS, running
 
 LIMIT = 1.2
 SHARE = 0.25
-SAMPLES = 150
-READY = 20_000
+READY = 5_000
+"""Jobs to claim, beside those of the timed claims."""
 DAYS = 8
 BATCH = 10_000
 JOBS = """
@@ -120,7 +120,7 @@ async def park(loop: Loop, rows: int) -> None:
             await loop.claim(500)
 
 
-async def prepare(loop: Loop, what: str, rows: int) -> None:
+async def prepare(loop: Loop, what: str, rows: int, ready: int) -> None:
     """Fill a queue with what is not ready, then with jobs to claim."""
     tenants = 10
     await loop.rows("SET synchronous_commit = off")
@@ -138,25 +138,26 @@ async def prepare(loop: Loop, what: str, rows: int) -> None:
                 await loop.claim(100)
         case ["tenants"]:
             tenants = rows
-    await loop.rows(TENANTS.format(tenants), READY)
+    await loop.rows(TENANTS.format(tenants), ready)
 
 
-async def claims(server: kit.Server, what: str, rows: int) -> dict[int, tuple[float, float]]:
+async def claims(server: kit.Server, what: str, rows: int, samples: int) -> dict[int, tuple[float, float]]:
     """Time and buffers of a claim of one and of 100, each in relation to an empty queue's."""
     began = time.monotonic()
     async with queue(server, loops=1) as (plain,), queue(server, loops=1) as (full,):
         pair = [Queue(plain, server.dsn_of(plain.conn.info.dbname)), Queue(full, server.dsn_of(full.conn.info.dbname))]
-        await prepare(plain, "nothing", 0)
-        await prepare(full, what, rows)
+        ready = READY + sum(SIZES) * samples
+        await prepare(plain, "nothing", 0, ready)
+        await prepare(full, what, rows, ready)
         for one in pair:
             kit.settle(one.dsn)
         made = time.monotonic() - began
         times: dict[tuple[int, int], list[float]] = defaultdict(list)
         buffers: dict[tuple[int, int], list[float]] = defaultdict(list)
-        for turn in range(SAMPLES):
+        for turn in range(samples):
             for which in (0, 1) if turn % 2 else (1, 0):
                 for size in SIZES:
-                    if turn % 5 == 4:
+                    if turn % 5 == 0:
                         buffers[which, size].append(await pair[which].explain(size))
                     times[which, size].append(await pair[which].timed(size))
     found = {
@@ -180,6 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for what in ("finished", "scheduled", "parked"):
         parser.add_argument(f"--{what}", type=int, metavar="N", help=f"jobs {what} (default: --rows; 0: none)")
     parser.add_argument("--running", type=int, default=1_000, metavar="N", help="jobs running (default 1,000; 0: none)")
+    parser.add_argument("--samples", type=int, default=150, metavar="N", help="claims timed of each size (default 150)")
     parser.add_argument("--tenants", default="1,100,10000", metavar="NUMBERS", help="numbers of tenants (default 1,100,10000)")
     arguments = parser.parse_args(argv)
     numbers = [int(number) for number in arguments.processes.split(",") if number]
@@ -196,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rates[int(name)].append(rate)
                 shares[int(name)].append(share)
                 kit.say(f"{name} processes: {rate:,.0f} jobs/s, the slowest did {share:.0%} of its share")
-        beside = {(what, rows): asyncio.run(claims(server, what, rows)) for what, rows in kinds if rows}
+        beside = {(what, rows): asyncio.run(claims(server, what, rows, arguments.samples)) for what, rows in kinds if rows}
     medians = {number: kit.median(rates[number]) for number in numbers}
     rows = [
         [number, f"{medians[number]:,.0f}", kit.spread(rates[number]), f"{medians[number] / medians[numbers[0]]:.2f}",

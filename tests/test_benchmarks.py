@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import (
-    fairness,
     footprint,
     held_drain,
     held_horizon,
@@ -33,11 +32,10 @@ Main = Callable[[Sequence[str] | None], int]
         pytest.param(
             footprint.main, "--running 50 --seconds 3", ["idle", "50 sleeping", "between beats"], marks=pytest.mark.slow
         ),
-        pytest.param(fairness.main, "--tenants 10 --big 200", ["FIFO", "limit of 5 for the big one"], marks=pytest.mark.slow),
         pytest.param(mixed_workload.main, "--minutes 0.05 --rate 50", ["jobs that wait"], marks=pytest.mark.slow),
         pytest.param(
             scaling.main,
-            "--jobs 100 --processes 2 --rows 100 --rounds 1 --tenants 100",
+            "--jobs 100 --processes 2 --rows 100 --rounds 1 --tenants 100 --samples 2",
             ["processes", "finished", "parked"],
             marks=pytest.mark.slow,
         ),
@@ -49,7 +47,6 @@ Main = Callable[[Sequence[str] | None], int]
         "held_drain",
         "open_enqueues",
         "footprint",
-        "fairness",
         "mixed_workload",
         "scaling",
     ],

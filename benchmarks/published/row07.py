@@ -33,7 +33,7 @@ MOST = 1.2
 TICK = 0.05
 SLICE = 25
 """Claims in a row before it is another's turn: a busy machine is the same for all then."""
-TIMED = 1_000
+TIMED = 500
 """Claims of one in each block; all of a smaller one."""
 MANY = 250
 """Jobs of a larger claim."""
