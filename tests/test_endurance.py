@@ -255,6 +255,11 @@ async def test_many_jobs_leave_nothing_in_memory(worker_dsn: str, schema: str, k
         assert not worker._worker._recorder.pending
         assert len(asyncio.all_tasks()) == tasks
         more = objects() - before
-        # A beat or a tick may be under way at one of the two moments.
+        # A beat or a tick may be under way at one of the two moments, and on a slow machine for a while.
+        for _ in range(50):
+            if sum(more.values()) < 50:
+                break
+            await asyncio.sleep(0.05)
+            more = objects() - before
         assert sum(more.values()) < 50, more
         assert not [name for name in more if name.endswith((".Order", ".Big", ".Run", ".Claimed"))], more

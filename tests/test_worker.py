@@ -422,7 +422,7 @@ async def test_50_jobs_with_transactions_share_a_pool_of_four(make_app: MakeApp,
 async def test_1000_jobs_that_hold_nothing_run_on_a_pool_of_four_while_the_worker_beats(
     make_app: MakeApp, boss: Session, seen: Seen
 ) -> None:
-    app = make_app(pool=PoolSettings(size=4), lease=LeaseSettings(lease=1.5))
+    app = make_app(pool=PoolSettings(size=4), lease=LeaseSettings(lease=4))
     goes_on, all_in = asyncio.Event(), asyncio.Event()
     running = 0
 
