@@ -30,9 +30,9 @@ def main() -> None:
     with stage(full=arguments.full) as made:
         for number in arguments.row or ROWS:
             found[number] = _run(made, number)
+            if arguments.json is not None:
+                arguments.json.write_text(json.dumps({number: vars(verdict) for number, (_, verdict) in found.items()}, indent=1))
     print(_table(found))
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({number: vars(verdict) for number, (_, verdict) in found.items()}, indent=1))
     sys.exit(any(verdict.broken for _, verdict in found.values()))
 
 
