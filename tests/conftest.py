@@ -38,8 +38,9 @@ collect_ignore = ["typing"]
 # What these show is the same on every version of the server, or they bring a server of their own.
 ONCE = (
     "callers", "contrib", "documents", "flow/test_chaos.py", "flow/test_connections.py", "flow/test_hosts.py",
-    "flow/test_leases.py", "flow/test_misbehaving.py", "flow/test_network.py", "flow/test_outages.py", "flow/test_pooler.py", "flow/test_rescue.py",
-    "flow/test_stopping.py", "flow/test_waking.py", "pooler/test_doctor.py", "pooler/test_flow.py", "pooler/test_limits.py",
+    "flow/test_leases.py", "flow/test_misbehaving.py", "flow/test_network.py", "flow/test_outages.py", "flow/test_pooler.py",
+    "flow/test_rescue.py", "flow/test_stopping.py", "flow/test_waking.py", "pooler/test_doctor.py", "pooler/test_flow.py",
+    "pooler/test_limits.py",
     "published", "test_benchmarks.py", "test_cli.py", "test_cli_dev.py", "test_cli_health.py", "test_cli_tenant.py",
     "test_cli_worker.py", "test_demo.py", "test_documents.py", "test_dsn.py", "test_embedded.py", "test_endurance.py",
     "test_events.py", "test_fairness.py", "test_floor.py", "test_frames.py", "test_job.py", "test_job_log.py", "test_keep.py",
