@@ -319,12 +319,12 @@ class Claimer:
             if job.vt > highest.get(job.lane, -1):
                 highest[job.lane] = job.vt
         for lane_number, vt in highest.items():
-            self._floors.claimed(lane_number, vt)
+            self._floors.claimed(lane_number, vt, len(claims.jobs))
         if self._observers.see_successes:
             for job in claims.jobs:
                 self._observers.emit(JobClaimed.of(job))
-        for lane_number, (_, vt) in claims.parked.items():
-            self._floors.claimed(lane_number, vt)  # virtual time has come past them, or no floor would
+        for lane_number, (parked, vt) in claims.parked.items():
+            self._floors.claimed(lane_number, vt, parked)  # virtual time has come past them, or no floor would
             self._floors.parked_at = time.monotonic()
         self._floors.held.learn(claims.key_floors, losses)
         if claims.passed:

@@ -28,6 +28,8 @@ PASSED_ON = 60.0
 """Seconds for which a connection goes from job to job; then the pool sees it again, which ends it when it is old."""
 SOON = 0.25
 """Seconds that a claimed job may have to wait for a connection, as long as the others take what they took lately."""
+UNUSED = 10.0
+"""Seconds after which the pool closes a connection that nobody needed, one at a time."""
 AHEAD = 15
 """Jobs at most that wait for each connection."""
 RESERVED = 2
@@ -168,6 +170,7 @@ class Database:
                 min_size=self.settings.min_size,
                 max_size=self.settings.size,
                 timeout=self.settings.acquire_timeout,
+                max_idle=UNUSED,
                 reconnect_timeout=3.0,
                 name=POOL,
                 configure=self._configure,

@@ -16,8 +16,11 @@ from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 T = TypeVar("T", int, UUID)
-LONG = 0.04
-"""Seconds after which a running transaction is set aside, so that it holds no floor back: whichever two ticks have seen."""
+LONG = 1.0
+"""Seconds after which a running transaction is set aside, so that it holds no floor back."""
+TWICE, MANY = 0.04, 100
+"""It is set aside as soon as two ticks have seen it, so many seconds apart, once this process has claimed so many jobs meanwhile:
+every claim would walk over those. Where fewer are claimed, waiting costs less than the job that it may leave being found late."""
 
 
 class Snapshot(NamedTuple):
@@ -41,7 +44,6 @@ class LaneFloor(Generic[T]):
     """
 
     lowest: T
-    long: float = LONG
     value: int = 0
     tie: T | None = None
     seen: int = 0
@@ -49,7 +51,7 @@ class LaneFloor(Generic[T]):
     """Whether it went back since this was last taken note of: a claim that found nothing has not looked there."""
     _waiting: deque[tuple[int, int]] = field(default_factory=deque)
     _armed: int | None = None
-    _first: dict[int, tuple[float, int]] = field(default_factory=dict)
+    _first: dict[int, tuple[float, int, int]] = field(default_factory=dict)
     _aside: dict[int, int] = field(default_factory=dict)
     _reached: int = 0
 
@@ -76,8 +78,10 @@ class LaneFloor(Generic[T]):
         self._first.clear()
         self._aside.clear()
 
-    def observe(self, value: int, snapshot: Snapshot, now: float) -> None:
+    def observe(self, value: int, snapshot: Snapshot, now: float, taken: int = 0) -> None:
         """Take in one tick: `value` (V, read FIRST), then `snapshot`; `now` in seconds of a monotonic clock.
+
+        `taken`: how many jobs this process has claimed in the line so far.
 
         A transaction that had no XID when the snapshot was taken will read V >= value after it has one, so its rows lie
         above value. Those that had one are waited for; after their end a look with a new snapshot sees all they left.
@@ -91,8 +95,8 @@ class LaneFloor(Generic[T]):
         for xid in [xid for xid in self._first if xid not in snapshot.running]:
             del self._first[xid]
         for xid in snapshot.running:
-            since, before = self._first.setdefault(xid, (now, self.seen))
-            if now - since > self.long:
+            since, taken_then, before = self._first.setdefault(xid, (now, taken, self.seen))
+            if now - since > (TWICE if taken - taken_then >= MANY else LONG):
                 self._aside.setdefault(xid, before)
         oldest = min((xid for xid in snapshot.running if xid not in self._aside), default=snapshot.xmax)
         while self._waiting and self._waiting[0][0] <= oldest:
@@ -176,15 +180,21 @@ class Floors:
         """When jobs were parked, or found to be, the last time; by time.monotonic()."""
         self._floors: dict[int, LaneFloor[UUID]] = {lane: LaneFloor(lowest) for lane in self.lanes}
         self._claimed = dict.fromkeys(self.lanes, 0)
+        self._taken = dict.fromkeys(self.lanes, 0)
         self._moved = False
 
     def __getitem__(self, lane: int) -> LaneFloor[UUID]:
         return self._floors[lane]
 
-    def claimed(self, lane: int, vt: int) -> None:
-        """Take note of a claimed position: the lane's virtual time has come this far."""
+    def claimed(self, lane: int, vt: int, jobs: int = 1) -> None:
+        """Take note of the last position of so many claimed jobs: the lane's virtual time has come this far."""
         self._moved = True
         self._claimed[lane] = max(self._claimed[lane], vt)
+        self._taken[lane] += jobs
+
+    def taken(self, lane: int) -> int:
+        """Return how many jobs this process has claimed in the lane."""
+        return self._taken[lane]
 
     def highest_claimed(self, lane: int) -> int:
         """Return the highest virtual time this process claimed in the lane."""

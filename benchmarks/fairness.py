@@ -65,6 +65,7 @@ class Loop:
     held: KeyFloors = field(default_factory=KeyFloors)
     parked: KeyFloors = field(default_factory=KeyFloors)
     claimed: int = 0
+    taken: int = 0
     ticked: float = 0.0
 
     async def rows(self, statement: str, *params: object) -> list[tuple[Any, ...]]:
@@ -77,7 +78,7 @@ class Loop:
         if asked is not None:
             self.floor.answer(start, asked, tick.firsts[0])
         self.ticked = time.monotonic()
-        self.floor.observe(tick.vts[0], tick.snapshot, self.ticked)
+        self.floor.observe(tick.vts[0], tick.snapshot, self.ticked, self.taken)
 
     async def claim(self, limit: int) -> Claims:
         if time.monotonic() - self.ticked > 0.05:
@@ -90,6 +91,7 @@ class Loop:
             key_floors=self.held.text(0),
         )
         self.held.learn(claims.key_floors, 0)
+        self.taken += len(claims.jobs)
         self.claimed = max([self.claimed, *(job.vt for job in claims.jobs), *(vt for _, vt in claims.parked.values())])
         return claims
 

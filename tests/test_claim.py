@@ -138,8 +138,9 @@ async def test_a_backlog_is_claimed_in_batches(make_app: MakeApp, seen: Seen, mo
         await app.get("add").enqueue_many([{"a": n} for n in range(1_000)])
         await app.worker(drain=True).run()
     assert sum(sizes) == 1_000
-    assert len([size for size in sizes if size]) <= 60
-    assert sizes[0] == 100, "one for each slot"
+    filled = [size for size in sizes if size]  # none are asked for on a new connection
+    assert len(filled) <= 60
+    assert filled[0] == 100, "one for each slot"
     assert max(sizes) <= 250
 
 

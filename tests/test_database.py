@@ -13,6 +13,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
+from aioqueue import database as database_module
 from aioqueue.connector import CLIENT, ISOLATION, KEEPALIVES, connection_string
 from aioqueue.database import RESERVED, Database, NoFreeConnection, connection_lost, deadline
 from aioqueue.errors import ConfigurationError
@@ -70,6 +71,19 @@ async def stopped(pid: int) -> AsyncIterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+async def test_connections_that_nobody_needs_any_more_are_closed(worker_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has no work keeps one, and its listener's."""
+    monkeypatch.setattr(database_module, "UNUSED", 0.1)
+    async with opened(worker_dsn, PoolSettings(size=4)) as database:
+        async with AsyncExitStack() as stack:
+            conns = [await stack.enter_async_context(database.runtime()) for _ in range(4)]
+            pids = {conn.info.backend_pid for conn in conns}
+        assert len(pids) == 4
+        async with asyncio.timeout(10):
+            while sum(not conn.closed for conn in conns) > 1:  # noqa: ASYNC110 - the pool sets no event
+                await asyncio.sleep(0.02)
 
 
 async def test_every_connection_has_the_runtimes_values(pool: Database) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aioqueue.floor import LONG, Floors, KeyFloors, LaneFloor, Snapshot
+from aioqueue.floor import LONG, MANY, TWICE, Floors, KeyFloors, LaneFloor, Snapshot
 from aioqueue.store import LOWEST_ID
 
 STEP = 10
@@ -44,6 +44,7 @@ class World:
         self.late: set[tuple[int, int]] = set()
         self.late_before: set[tuple[int, int]] = set()
         self.ids = 0
+        self.taken = 0
         self.phase = 0
         self.asked: int | None = None
         self.read = 0
@@ -98,6 +99,7 @@ class World:
             return
         self.latest_completed = max(self.latest_completed, xid)
         self.ready -= set(rows)
+        self.taken += self.chance.choice([0, len(rows), MANY])
 
     def publish(self) -> None:
         """V moves on, as other processes' claims push it; without an XID in half of the cases."""
@@ -140,7 +142,7 @@ class World:
             self.floor.seen = self.read
         if self.fault == "no rewind":
             self.floor._aside.clear()
-        self.floor.observe(self.read, self.snapshot, self.now)
+        self.floor.observe(self.read, self.snapshot, self.now, self.taken)
         self.late -= self.late_before
         self.now += 0.05
 
@@ -159,8 +161,11 @@ def test_the_model_finds_each_known_fault(fault: str) -> None:
             World(seed, fault=fault).run(400)
 
 
-def run_long_writers(seconds: float, *, lasting: float, every: float) -> list[float]:
-    """Overlapping writers of `lasting` seconds, a new one `every` so many; how many ticks the floor is behind V, after each."""
+def run_long_writers(seconds: float, *, lasting: float, every: float, rate: int = 500) -> list[float]:
+    """Overlapping writers of `lasting` seconds, a new one `every` so many; how many ticks the floor is behind V, after each.
+
+    `rate`: jobs claimed between two ticks.
+    """
     floor: LaneFloor[int] = LaneFloor(0)
     behind: list[float] = []
     running: dict[int, float] = {}
@@ -174,9 +179,9 @@ def run_long_writers(seconds: float, *, lasting: float, every: float) -> list[fl
         xid += 1
         if (asked := floor.question) is not None:
             floor.answer(floor.start, asked, None)
-        floor.observe(v, Snapshot(xid, frozenset(running)), now)
-        behind.append((v - floor.value) / 500)
-        v += 500
+        floor.observe(v, Snapshot(xid, frozenset(running)), now, v)
+        behind.append((v - floor.value) / rate)
+        v += rate
         now += TICK
     return behind
 
@@ -191,6 +196,25 @@ def test_the_floor_advances_in_a_steady_stream_of_overlapping_writers(lasting: f
 
 def test_a_writer_that_never_ends_holds_nothing_back() -> None:
     assert max(run_long_writers(20, lasting=1e9, every=1e9)[10:]) <= 3
+    assert max(run_long_writers(20, lasting=1e9, every=1e9, rate=1)[40:]) <= 3
+
+
+def test_where_little_is_claimed_the_job_of_a_short_transaction_is_found_at_its_commit() -> None:
+    floor: LaneFloor[int] = LaneFloor(0)
+    observe(floor, 100, 20)
+    for n in range(1, 10):
+        floor.observe(100 + n, Snapshot(20 + n, frozenset({15})), n / 10, n)
+        assert floor.question is None, "its job may lie from 101 on, and nobody has to look for it first"
+    floor.observe(110, Snapshot(30, frozenset({15})), 10 * TWICE + LONG, 10)
+    assert floor.question == 109
+
+
+def test_where_much_is_claimed_no_claim_walks_over_it_for_long() -> None:
+    floor: LaneFloor[int] = LaneFloor(0)
+    observe(floor, 100, 20)
+    floor.observe(100, Snapshot(21, frozenset({15})), 0.1, 0)
+    floor.observe(100 + MANY, Snapshot(22, frozenset({15})), 0.1 + 2 * TWICE, MANY)
+    assert floor.question == 100
 
 
 def observe(floor: LaneFloor[int], v: int, xmax: int, *running: int, now: float = 0.0) -> None:

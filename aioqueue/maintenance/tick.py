@@ -104,7 +104,7 @@ class Ticker:
                 floor.lower(first)
             elif not full and upto is not None:
                 floor.answer(question.floor, upto, first)
-            floor.observe(value, tick.snapshot, now)
+            floor.observe(value, tick.snapshot, now, floors.taken(question.lane))
         if tick.clock < self._clock:
             floors.due.reset()
         elif due_question is not None:
