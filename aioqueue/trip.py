@@ -110,7 +110,11 @@ class Trip:
                 self.error = self.error or error_from_result(results[-1])
             elif counts:
                 self.answers.append(results[-1])
-        yield from fetch_many(pgconn)
+        # What stood in no transaction is committed by the sync itself, and may be refused only then.
+        while (results := (yield from fetch_many(pgconn))) and results[-1].status != ExecStatus.PIPELINE_SYNC:
+            self.error = self.error or error_from_result(results[-1])
+        if not results:
+            raise self.error or psycopg.OperationalError("the connection was lost before the server's answer")
         if self.error is not None:
             for key in self._new:  # what was prepared before the error and what was not is not worth knowing
                 self._conn._prepared._names.pop(key, None)

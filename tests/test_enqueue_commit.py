@@ -1,0 +1,55 @@
+"""A lone enqueue, whose commit and hint share a round trip: what the commit refuses is not enqueued, whatever the hint does."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import psycopg
+import pytest
+
+from aioqueue import AioQueue
+from tests.kit import session
+from tests.postgres import Database
+from tests.sql.engine import Session
+
+pytestmark = pytest.mark.anyio
+
+TRIGGER = """CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON aioqueue.live DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION aioqueue.at_commit()"""
+
+AtCommit = Callable[[str], Awaitable[None]]
+
+
+@pytest.fixture
+async def at_commit(database: Database, schema: str) -> AsyncIterator[AtCommit]:
+    """Makes the server do something at the commit of whoever has written a ready job; it may do everything."""
+
+    async def do(body: str) -> None:
+        await admin.rows(
+            "CREATE FUNCTION aioqueue.at_commit() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$"
+            f" BEGIN {body}; RETURN NULL; END $$"
+        )
+        await admin.rows(TRIGGER)
+
+    async with session(database.dsn("superuser"), schema) as admin:
+        await admin.rows("CREATE SEQUENCE aioqueue.commits")
+        yield do
+        await admin.rows("DROP FUNCTION IF EXISTS aioqueue.at_commit() CASCADE")
+        await admin.rows("DROP SEQUENCE aioqueue.commits")
+
+
+async def test_a_commit_that_is_refused_is_an_error(app: AioQueue, boss: Session, at_commit: AtCommit) -> None:
+    await at_commit("IF nextval('aioqueue.commits') < 2 THEN RAISE EXCEPTION 'not today'; END IF")
+    with pytest.raises(psycopg.Error, match="not today"):
+        await app.get("add").enqueue(1)
+    assert await boss.rows("SELECT 1 FROM aioqueue.job") == []
+    for _ in range(app.settings.pool.size):
+        await app.get("add").enqueue(1)
+
+
+async def test_a_server_process_that_dies_at_the_commit_is_followed_by_another(
+    app: AioQueue, boss: Session, at_commit: AtCommit
+) -> None:
+    await at_commit(
+        "IF nextval('aioqueue.commits') < 3 THEN PERFORM pg_terminate_backend(pg_backend_pid()), pg_sleep(60); END IF"
+    )
+    job = await app.get("add").enqueue(1)
+    assert await boss.rows("SELECT job_id FROM aioqueue.live") == [(job.id,)]
