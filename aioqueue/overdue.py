@@ -12,6 +12,8 @@ from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 K = TypeVar("K", bound=Hashable)
+BLOCKED = 0.1
+"""Seconds by which the timer is late when something has blocked the event loop."""
 
 
 class Overdue(Generic[K]):
@@ -41,17 +43,23 @@ class _Ends(dict[K, float]):
         self.timer: asyncio.TimerHandle | None = None
         self._late = late
 
-    def set_timer(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
+    def set_timer(self, loop: asyncio.AbstractEventLoop, when: float, *, was_blocked: bool = False) -> None:
         if self.timer is not None:
             self.timer.cancel()
         # A timer keeps its context: that of a job would keep the job.
-        self.timer = loop.call_at(when, self._look, loop, context=contextvars.Context())
+        self.timer = loop.call_at(when, self._look, loop, when, was_blocked, context=contextvars.Context())
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _look(self, loop: asyncio.AbstractEventLoop, when: float, was_blocked: bool) -> None:
         self.timer = None
         now = loop.time()
-        for key in [key for key, ends in self.items() if ends <= now]:
+        if now - when > BLOCKED and not was_blocked:
+            # What is waited for may lie ready, and nobody has had the time to look: they have it now, once.
+            self.set_timer(loop, now + BLOCKED, was_blocked=True)
+            return
+        late = [key for key, ends in self.items() if ends <= now]
+        for key in late:
             del self[key]
-            self._late(key)
         if self:
             self.set_timer(loop, min(self.values()))
+        for key in late:
+            self._late(key)

@@ -24,6 +24,8 @@ from psycopg.waiting import Ready, Wait
 RV = TypeVar("RV")
 CANCEL_SECONDS = 1.0
 """Seconds that a cancelled call waits for the server to end its statement."""
+TAKE_OVER_SECONDS = 1.0
+"""Seconds that another loop waits for the one that watches a socket."""
 
 SESSION = {
     "statement_timeout": "5s",
@@ -39,9 +41,6 @@ REPORTED = ("client_encoding", "DateStyle", "TimeZone", "IntervalStyle", "applic
 
 READABLE = int(Wait.R)
 READY = Ready.R
-_NOBODY = contextvars.Context()
-"""The loop keeps the context in which it was told of a socket: a job's would keep the job."""
-
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED, READ WRITE"
 # A stranger's SET ROLE may stand on the server's session.
 _OWN_ROLE = "SET LOCAL role TO DEFAULT"
@@ -101,7 +100,7 @@ class PoolConnection(AsyncConnection[TupleRow]):
         """Wait for the server, as psycopg does; but that sets a timer for each answer, and tells the loop of its socket anew."""
         socket = self.pgconn.socket
         loop = asyncio.get_running_loop()
-        if args or options or self._watched_by not in (None, loop):
+        if args or options or self._is_of_another(loop):
             return await self._wait_slowly(gen, *args, **options)
         try:
             state: Any = next(gen)
@@ -109,15 +108,18 @@ class PoolConnection(AsyncConnection[TupleRow]):
                 # What the generator calls (handlers of notices) finds the context of who waits.
                 self._gen, self._context = gen, contextvars.copy_context()
                 answer = self._answer = loop.create_future()
-                if self._watched_by is None:
-                    _NOBODY.run(loop.add_reader, socket, self._on_readable)
-                    self._watched_by, self._socket = loop, socket
                 try:
+                    if self._watched_by is None:
+                        # The loop keeps the context in which it is told of a socket: a job's would keep the job.
+                        contextvars.Context().run(loop.add_reader, socket, self._on_readable)
+                        self._watched_by, self._socket = loop, socket
                     ended, state = await answer
                 finally:
                     self._gen = self._context = self._answer = None
                     if self.stays_watched_by is not loop:
                         self.unwatch()
+                    if answer.done() and not answer.cancelled():
+                        answer.exception()  # of a wait that is cancelled as its answer has come: nobody else looks
                 if ended:
                     return state  # type: ignore[no-any-return]
         except StopIteration as ended_at_once:
@@ -144,6 +146,10 @@ class PoolConnection(AsyncConnection[TupleRow]):
                 self._answer.set_result((True, ended.value))
             except Exception as error:
                 self._answer.set_exception(error)
+            except BaseException:
+                # The generator is over, in the middle of an answer.
+                self._answer.set_exception(psycopg.OperationalError("the wait for the server's answer was interrupted"))
+                raise
             else:
                 if state != READABLE:
                     self._answer.set_result((False, state))
@@ -155,10 +161,38 @@ class PoolConnection(AsyncConnection[TupleRow]):
             self.unwatch()
 
     def unwatch(self) -> None:
-        """Take the socket from the loop. Before it is closed: the loop would take the next of that number for watched."""
+        """Take the socket from the loop. Before it is closed: the loop would take the next of that number for watched.
+
+        Who waits for an answer gets an OperationalError: none would come any more. Not for another thread than the loop's.
+        """
         loop, self._watched_by = self._watched_by, None
         if loop is not None and not loop.is_closed():
             loop.remove_reader(self._socket)
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(psycopg.OperationalError("the connection was closed before the server's answer"))
+
+    def _is_of_another(self, loop: asyncio.AbstractEventLoop) -> bool:
+        return self._watched_by not in (None, loop) or self.stays_watched_by not in (None, loop)
+
+    async def _take_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let the loop that watches the socket, another thread's or an earlier one, cease to before `loop` uses it."""
+        watching = self._watched_by
+        if watching is None or watching is loop or not watching.is_running():
+            self.unwatch()
+            return
+        done = asyncio.Event()
+
+        def cease() -> None:
+            if self._answer is None:
+                self.unwatch()
+            with contextlib.suppress(RuntimeError):  # closed: nobody waits there any more
+                loop.call_soon_threadsafe(done.set)
+
+        watching.call_soon_threadsafe(cease, context=contextvars.Context())
+        with contextlib.suppress(TimeoutError):
+            # It may be blocked by the very call that waits for `loop`. Before it does anything else it ceases, then, too.
+            async with asyncio.timeout(TAKE_OVER_SECONDS):
+                await done.wait()
 
     async def close(self) -> None:
         """Close it, as psycopg does."""
@@ -166,8 +200,11 @@ class PoolConnection(AsyncConnection[TupleRow]):
         await super().close()
 
     async def _wait_slowly(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
-        if self._watched_by is asyncio.get_running_loop():
-            self.unwatch()
+        try:
+            if self._watched_by is not None:
+                await self._take_over(asyncio.get_running_loop())
+        except asyncio.CancelledError as interruption:
+            gen = _Going(gen, interruption)
         try:
             return await super().wait(gen, *args, **options)
         finally:

@@ -1,6 +1,8 @@
 """One timer for all: who is late is told so, who is done is not, each in its own event loop."""
 
 import asyncio
+import socket
+import time
 
 import pytest
 
@@ -45,6 +47,26 @@ async def test_one_that_ends_sooner_is_not_kept_waiting_by_those_before() -> Non
     assert await late.next() == ["soon"]
     late.overdue.add("again", 0.001)
     assert await late.next() == ["soon", "again"]
+
+
+async def test_what_lies_ready_when_something_has_blocked_the_loop_is_in_time() -> None:
+    late = Late()
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    ends = late.overdue.add("ready", 0.01)
+    late.overdue.add("late", 0.01)
+
+    def take() -> None:
+        loop.remove_reader(ours)
+        loop.call_soon(ends.pop, "ready")  # as somebody who is woken by it
+
+    loop.add_reader(ours, take)
+    theirs.send(b"x")
+    time.sleep(0.3)  # noqa: ASYNC251 - this is what blocks
+    assert await late.next() == ["late"]
+    assert not ends
+    ours.close()
+    theirs.close()
 
 
 def test_each_event_loop_has_its_own() -> None:

@@ -1,22 +1,38 @@
 """How a pooled connection waits: its socket stays with the loop while jobs have it, and never longer than the socket is open."""
 
 import asyncio
+import concurrent.futures
 import contextvars
 import gc
+import inspect
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg import AsyncConnection
+from psycopg.abc import PQGen
 from psycopg.errors import Diagnostic
+from psycopg.pq import ConnStatus
 
+from aioqueue import AioQueue, JobTransaction, pooler
 from aioqueue.database import Database
 from aioqueue.pooler import PoolConnection
 from aioqueue.settings import PoolSettings
+from tests.kit import bench
 from tests.postgres import Database as ServerDatabase
+from tests.sql.engine import Session
+from tests.tls import encrypted
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module", params=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": request.param == "uvloop"}
 
 
 @pytest.fixture
@@ -198,3 +214,187 @@ async def test_the_pool_gets_back_what_the_loop_does_not_watch_any_more(worker_d
             assert not watched(other)
     finally:
         await database.close()
+
+
+# -- ends, and other loops -------------------------------------------------------------------------------------------------
+
+
+async def test_who_waits_as_the_connection_is_closed_hears_of_it(conn: PoolConnection, worker_dsn: str) -> None:
+    """A COPY that a task reads holds no lock: where the job's transaction ends nobody knows of that task."""
+    number = conn.fileno()
+    async with conn.cursor() as cursor:
+        reads = asyncio.create_task(copy_slowly(cursor))
+        await until(lambda: conn._answer is not None)
+        await conn.close()
+        await asyncio.wait([reads], timeout=10)
+        assert reads.done()
+        with pytest.raises(psycopg.OperationalError):
+            await reads
+    await one_with_its_number(worker_dsn, number)
+
+
+async def copy_slowly(cursor: psycopg.AsyncCursor[Any]) -> None:
+    async with cursor.copy("COPY (SELECT pg_sleep(60)) TO STDOUT") as copy:
+        async for _ in copy:
+            pass
+
+
+async def test_a_second_cancellation_leaves_nothing_to_the_next_of_that_number(conn: PoolConnection, worker_dsn: str) -> None:
+    number = conn.fileno()
+    statement = asyncio.create_task(conn.execute("SELECT pg_sleep(60)"))
+    await until(lambda: conn._answer is not None)
+    statement.cancel()
+    await until(lambda: conn._severing is not None)
+    statement.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await statement
+    assert not watched(conn) and conn._severing is None
+    await conn.close()
+    await one_with_its_number(worker_dsn, number)
+
+
+async def test_what_is_cancelled_while_it_is_written_reaches_no_other(conn: PoolConnection) -> None:
+    """The socket is full: the server reads no more of what is far larger than its buffers."""
+    statement = asyncio.create_task(conn.execute("SELECT length(%s::text)", ["x" * 50_000_000]))
+    await asyncio.sleep(0)
+    statement.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await statement
+    try:
+        assert await (await conn.execute("SELECT 7")).fetchone() == (7,)
+    except psycopg.OperationalError:
+        assert conn.pgconn.status != ConnStatus.OK or conn.closed
+
+
+def test_an_interruption_in_the_middle_of_an_answer_is_no_answer(worker_dsn: str) -> None:
+    def interrupted(conn: PoolConnection) -> PQGen[str]:
+        conn.pgconn.send_query(b"SELECT 1")
+        yield pooler.Wait.R
+        raise KeyboardInterrupt
+
+    loop = asyncio.new_event_loop()
+    conn = loop.run_until_complete(PoolConnection.connect(worker_dsn, autocommit=True))
+    try:
+        waits = loop.create_task(conn.wait(interrupted(conn)))
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(waits)
+        with pytest.raises(psycopg.OperationalError):
+            loop.run_until_complete(asyncio.wait_for(waits, 10))
+        loop.run_until_complete(conn.close())
+    finally:
+        loop.close()
+
+
+def test_a_connection_of_a_loop_that_is_closed_serves_the_next_one(worker_dsn: str) -> None:
+    async def begin() -> PoolConnection:
+        conn = await PoolConnection.connect(worker_dsn, autocommit=True)
+        conn.stays_watched_by = asyncio.get_running_loop()
+        await conn.execute("SELECT 1")
+        return conn
+
+    async def go_on(conn: PoolConnection) -> object:
+        row = await (await conn.execute("SELECT 2")).fetchone()
+        await conn.close()
+        return row
+
+    conn = asyncio.run(begin())
+    assert asyncio.run(go_on(conn)) == (2,) and not watched(conn)
+
+
+async def test_another_thread_uses_no_socket_that_this_loop_still_watches(
+    conn: PoolConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were it closed there, its number would be taken for watched here."""
+    seen: list[bool] = []
+    wait = AsyncConnection.wait
+
+    async def look(self: PoolConnection, *args: Any, **options: Any) -> Any:
+        seen.append(watched(self))
+        return await wait(self, *args, **options)
+
+    async def ask() -> object:
+        return await (await conn.execute("SELECT 1")).fetchone()
+
+    monkeypatch.setattr(AsyncConnection, "wait", look)
+    assert await asyncio.to_thread(lambda: asyncio.run(ask())) == (1,)
+    assert seen and not any(seen)
+
+
+async def test_a_thread_that_this_loop_is_blocked_by_goes_on(conn: PoolConnection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooler, "TAKE_OVER_SECONDS", 0.05)
+
+    async def ask() -> object:
+        return await (await conn.execute("SELECT 1")).fetchone()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        assert threads.submit(lambda: asyncio.run(ask())).result(timeout=30) == (1,)
+    assert await (await conn.execute("SELECT pg_sleep(0.05)")).fetchone() == ("",)
+
+
+async def test_loops_of_two_threads_are_told_of_their_sockets_at_once(worker_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    meet = threading.Barrier(2, timeout=10)
+
+    async def ask() -> object:
+        loop = asyncio.get_running_loop()
+        async with await PoolConnection.connect(worker_dsn, autocommit=True) as conn:
+            add_reader = loop.add_reader
+
+            def meet_first(*args: Any) -> None:
+                meet.wait()
+                add_reader(*args)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(loop, "add_reader", meet_first)
+                return await (await conn.execute("SELECT 1")).fetchone()
+
+    both = await asyncio.gather(*(asyncio.to_thread(lambda: asyncio.run(ask())) for _ in range(2)))
+    assert both == [(1,), (1,)]
+
+
+# -- over TLS --------------------------------------------------------------------------------------------------------------
+
+
+async def test_answers_of_any_length_come_over_tls(worker_dsn: str, tmp_path: Path) -> None:
+    """What is decrypted already is in no socket: nobody may wait for that to become readable."""
+    async with encrypted(worker_dsn, tmp_path) as dsn, await PoolConnection.connect(dsn, autocommit=True) as conn:
+        conn.stays_watched_by = asyncio.get_running_loop()
+        assert conn.pgconn.ssl_in_use
+        async with asyncio.timeout(60):
+            for length in (*range(7000, 70000, 513), 5_000_000):
+                row = await (await conn.execute("SELECT repeat('x', %s)", [length])).fetchone()
+                assert row is not None and len(row[0]) == length
+
+
+async def test_a_job_s_transaction_over_tls(database: ServerDatabase, shop: Session, tmp_path: Path) -> None:
+    seen: list[object] = []
+    async with (
+        encrypted(database.dsn("worker"), tmp_path) as dsn,
+        bench(dsn, shop, AioQueue(schema=shop.store.schema)) as at,
+    ):
+
+        async def much(tx: JobTransaction) -> None:
+            seen.append(tx.connection.pgconn.ssl_in_use)
+            seen.append(len(await tx.fetch_value("SELECT repeat('x', 5000000)")))
+            seen.append(await tx.fetch_value("SELECT length(%s::text)", ["y" * 5_000_000]))
+
+        at.tasks.task(name="much")(much)
+        assert await at.run("much") is None
+    assert seen == [True, 5_000_000, 5_000_000]
+
+
+# -- psycopg's own parts ---------------------------------------------------------------------------------------------------
+
+
+async def test_the_private_parts_of_psycopg_that_we_build_on_are_what_they_were(worker_dsn: str) -> None:
+    """pooler.py, job_connection.py, trip.py and open_transaction.py use these; another release of psycopg may have others."""
+    async with await PoolConnection.connect(worker_dsn, autocommit=True, prepare_threshold=1) as conn:
+        prepared: Any = conn._prepared
+        await conn.execute("SELECT 1", prepare=True)
+        assert list(prepared._names) == [(b"SELECT 1", ())], "the key of what is prepared"
+        assert (prepared._prepared_idx, list(prepared._to_flush)) == (1, [])
+        assert prepared.prepare_threshold == 1 and prepared.prepared_max > 1
+        assert conn._get_tx_start_command() == b"BEGIN"
+        assert (conn._autocommit, conn._num_transactions) == (True, 0)
+    assert list(inspect.signature(AsyncConnection.wait).parameters)[:3] == ["self", "gen", "interval"]
+    assert "timeout" in inspect.signature(AsyncConnection._try_cancel).parameters
+    assert "self._try_cancel(" in inspect.getsource(AsyncConnection.wait), "what is called when a wait is cancelled"
