@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
 import json
 import random
 import re
@@ -28,11 +27,20 @@ from .callers.caller import Statements
 from .callers.refusal import refusal
 from .context import HeldSession, InTransaction, JobTransaction, current_job
 from .database import AllInUse, connection_lost
-from .errors import DuplicateJob, InvalidOption, JobNotFound, RetryRefused, TenantRequired, TransactionAborted, UnknownTask
+from .errors import (
+    DuplicateJob,
+    InvalidOption,
+    JobNotFound,
+    RetryRefused,
+    SchemaError,
+    TenantRequired,
+    TransactionAborted,
+    UnknownTask,
+)
 from .job import Job, JobSource, JobState
 from .job_connection import JobConnection
 from .listen import Kind
-from .new_jobs import NewJobs
+from .new_jobs import NewJobs, Parts
 from .options import Options
 from .payload import check_json
 from .services import Services
@@ -45,11 +53,15 @@ TRIES = 5
 """Times at least that an enqueue on the pool is tried when its connection is lost; the id makes that safe."""
 PAUSE = 0.1
 """Seconds between two of these at most, times the number of tries so far."""
+AT_A_TIME = 100_000
+"""Jobs that are written within the pool's deadline; twice as many have it twice."""
 
 ENDED: tuple[Kind, ...] = ("ready", "done")
 """Hints after a cancel: to the job's worker, and to those who wait for its end."""
 ABORTED, TAKEN, INVALID, HOMELESS = "25P02", "23505", "22023", "AQ004"
 """SQLSTATEs of a refused enqueue: the transaction is aborted, the id is taken, an option is invalid, it needs a tenant."""
+TOO_OLD = "42883"
+"""SQLSTATE of an enqueue on the caller's connection in a database whose schema has no such function yet."""
 NOT_ENDED = "55000"
 """SQLSTATE of a refused retry: the job is neither dead nor cancelled."""
 
@@ -217,18 +229,18 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
         tries = max(TRIES, self.settings.pool.size + 1)
         give_up: float | None = None
         hinted = False
+        every = Parts(jobs, parts)
+        seconds = self.settings.pool.deadline * max(1, -(-(jobs.total or 0) // AT_A_TIME))
         for attempt in range(1, tries + 1):
             try:
-                async with services.database.for_caller() as conn:
+                async with services.database.for_caller(seconds) as conn:
                     with _refusals():
                         if jobs.total is None and not services.database.pooler and services.notifier.take():
-                            seconds = self.settings.pool.deadline
                             hinted = await self.store.enqueue_and_notify(conn, jobs, seconds=seconds)
                         elif jobs.total is None:
                             await self.store.enqueue_alike(conn, jobs)
                         else:
-                            these, parts = itertools.tee(parts)
-                            await self.store.enqueue_parts(conn, itertools.chain([jobs], these))
+                            await self.store.enqueue_parts(conn, every)
                 break
             except psycopg.Error as error:
                 # Written or not, the same ids again make it exactly one job each. Waiting for others in vain is no loss.
@@ -335,6 +347,8 @@ def _refusals() -> Iterator[None]:
     except Exception as error:
         said = refusal(error)
         state = "" if said is None else said.sqlstate
+        if said is not None and state == TOO_OLD and "enqueue_alike(" in said.message:
+            raise SchemaError("the schema is older than this code: as its owner, run python -m aioqueue migrate") from error
         if said is None or state not in (ABORTED, TAKEN, INVALID, HOMELESS):
             raise
         if state == ABORTED:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import shlex
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -141,11 +141,15 @@ async def check(conn: psycopg.AsyncConnection, *, schema: str) -> None:
         )
 
 
-def script(*, schema: str = DEFAULT_SCHEMA, since: int = 0) -> str:
-    """Return the SQL that brings a schema from version `since` to this code's, as one transaction, to be read and run."""
+def script(*, schema: str = DEFAULT_SCHEMA, since: int = 0, roles: Iterable[tuple[Kind, str]] = ()) -> str:
+    """Return the SQL that brings a schema from version `since` to this code's, as one transaction, to be read and run.
+
+    `roles`: see `holders`.
+    """
     body = _script(schema=schema, since=since)
     if not body:
         return ""
+    body = "\n".join([body, *(grants(role=role, schema=schema, kind=kind) for kind, role in roles)])
     return f"BEGIN;\nSET LOCAL lock_timeout = '5s';\nSET LOCAL check_function_bodies = off;\n{body}\nCOMMIT;"
 
 
@@ -226,7 +230,7 @@ async def migrate(dsn: str, *, schema: str = DEFAULT_SCHEMA, timeout: float = MI
 async def _bring_up(conn: psycopg.AsyncConnection, *, schema: str) -> SchemaStatus:
     before = await status(conn, schema=schema)
     if before.pending:
-        holders = await _holders(conn, schema=schema)
+        roles = await holders(conn, schema=schema)
         await conn.execute(as_sql(f"SET LOCAL lock_timeout = '{LOCK_SECONDS:.3f}s'", schema))
         await conn.execute("SET LOCAL check_function_bodies = off")
         cursor = await conn.execute("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s", (schema,))
@@ -237,7 +241,7 @@ async def _bring_up(conn: psycopg.AsyncConnection, *, schema: str) -> SchemaStat
             # An existing schema is used as it is: CREATE SCHEMA IF NOT EXISTS would ask for the right to create one.
             text = text.partition("\n")[2]
         await conn.execute(_as_it_is(text))
-        for kind, role in holders:
+        for kind, role in roles:
             await conn.execute(_as_it_is(grants(role=role, schema=schema, kind=kind)))
     else:
         # What its workers leave out because it takes too long beside their work, if anything.
@@ -289,7 +293,7 @@ async def _check_encoding(conn: psycopg.AsyncConnection) -> None:
         )
 
 
-async def _holders(conn: psycopg.AsyncConnection, *, schema: str) -> list[tuple[Kind, str]]:
+async def holders(conn: psycopg.AsyncConnection, *, schema: str) -> list[tuple[Kind, str]]:
     """Roles that hold a worker's or a client's rights by now: they are given those to new functions as well."""
     cursor = await conn.execute(
         "SELECT p.proname, r.rolname FROM pg_catalog.pg_proc p"

@@ -5,6 +5,7 @@ They differ in id and payload only, and are kept as lists of these: an object fo
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -74,6 +75,29 @@ class NewJobs(Sequence[NewJob]):
         ids = ",".join([f"{job_id.int:032x}" for job_id in self.ids])
         options = _options_json(self) if self.total is None else _options_json(self, total=self.total)
         return options + "}", f"{{{ids}}}", "\n".join(self.payloads)
+
+
+class Parts:
+    """A first part and those after it, each made once, however often they are read; an error in making one is met each time."""
+
+    def __init__(self, first: NewJobs, others: Iterable[NewJobs]) -> None:
+        self._made = [first]
+        self._others = iter(others)
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Iterator[NewJobs]:
+        for number in itertools.count():
+            if number == len(self._made):
+                if self._error is not None:
+                    raise self._error
+                try:
+                    self._made.append(next(self._others))
+                except StopIteration:
+                    return
+                except Exception as error:
+                    self._error = error
+                    raise
+            yield self._made[number]
 
 
 def _options_json(of: NewJob | NewJobs, **more: object) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import psycopg
 from psycopg import AsyncConnection
 
 from .job import Claimed
@@ -29,9 +28,9 @@ class Rehearsal:
         self._job = Claimed(NOBODY, LOWEST_ID, 0, 0, 0, 0, None, "", "", 0, 0, "", EPOCH)
 
     async def __call__(self, conn: AsyncConnection[Any]) -> None:
-        """Claim nothing, record nothing, ask about a lane that is empty. Never raises a psycopg.Error."""
+        """Claim nothing, record nothing, ask about a lane that is empty. Raises nothing but a cancellation."""
         start = (0, LOWEST_ID)
-        with contextlib.suppress(psycopg.Error):
+        with contextlib.suppress(Exception):  # also an answer that another version of the schema gives
             async with conn.transaction(force_rollback=True):
                 await conn.execute(IMPATIENT)
                 await self._store.claim(conn, worker=NOBODY, lanes=[LaneScan(0, start, 1)], limit=0)

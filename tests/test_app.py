@@ -34,6 +34,7 @@ from aioqueue import (
     NotCommitted,
     PoolSettings,
     ResultTimeout,
+    SchemaError,
     TransactionAborted,
     UnknownTask,
     WorkerSettings,
@@ -341,6 +342,16 @@ async def test_an_enqueue_whose_answer_is_lost_makes_exactly_one_job(
     assert sorted(row[0] for row in await boss.rows("SELECT id FROM aioqueue.live l, LATERAL (SELECT job_id AS id) x")) == sorted(
         job.id for job in made
     )
+
+
+async def test_on_an_older_schema_an_enqueue_says_what_to_do(app: AioQueue, boss: Session, conn: AsyncConnection[Any]) -> None:
+    await boss.rows("ALTER FUNCTION aioqueue.enqueue_alike RENAME TO later")
+    try:
+        for on in (conn, None):
+            with pytest.raises(SchemaError, match="as its owner, run python -m aioqueue migrate"):
+                await app.get("add").options(on=on).enqueue(1)
+    finally:
+        await boss.rows("ALTER FUNCTION aioqueue.later RENAME TO enqueue_alike")
 
 
 def adding(ids: list[UUID], *numbers: int) -> NewJobs:

@@ -21,7 +21,7 @@ import psycopg
 import pytest
 from psycopg.sql import SQL, Identifier
 
-from aioqueue import AioQueue, embedded, events
+from aioqueue import AioQueue, embedded, events, migrate
 from aioqueue.cli import job as job_module
 from aioqueue.cli import output
 from aioqueue.cli.failure import Misuse
@@ -32,7 +32,7 @@ from aioqueue.eventlog import EventLog, describe
 from aioqueue.events import Event, JobAbandoned, JobClaimed, JobRecorded, OfJob, WorkerStopped
 from aioqueue.lines import age
 from aioqueue.migrate import code_version, grants, script
-from aioqueue.sql import quote_schema
+from aioqueue.sql import Migration, migrations, quote_schema
 from tests.kit import session
 from tests.postgres import Database
 from tests.sql.engine import Session, entry, progress
@@ -117,7 +117,12 @@ async def one_of_each(one: Session) -> dict[str, UUID]:
 # -- migrate --------------------------------------------------------------------------------------------------------------
 
 
-def test_migrate_status_sql_and_grants(call: Call, fresh_database: Callable[[], Database], schema: str) -> None:
+LATER = Migration(code_version() + 1, 1, "later", "SELECT 1;")
+
+
+def test_migrate_status_sql_and_grants(
+    call: Call, fresh_database: Callable[[], Database], schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database = fresh_database()
     owner, worker, client = (database.dsn(role) for role in ("owner", "worker", "client"))
     said = call("migrate", "--status", "--json", dsn=owner)
@@ -140,6 +145,11 @@ def test_migrate_status_sql_and_grants(call: Call, fresh_database: Callable[[], 
     assert call("migrate", "--grants", "aioqueue_worker", dsn=owner).code == 0
     assert call("migrate", "--grants", "aioqueue_client", "--as", "client", dsn=owner).code == 0
     assert call("status", dsn=worker).code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(migrate, "migrations", lambda: (*migrations(), LATER))
+        said = call("migrate", "--sql", dsn=owner)
+    assert grants(role="aioqueue_worker", schema=schema) in said.out, "as migrate itself gives them"
+    assert grants(role="aioqueue_client", schema=schema, kind="client") in said.out
     said = call("job", "list", dsn=client)
     assert (said.code, said.err.count("\n"), "permission denied" in said.err, "--as client" in said.err) == (1, 1, True, True)
 

@@ -1,11 +1,13 @@
 """A lone enqueue, whose commit and hint share a round trip: what the commit refuses is not enqueued, whatever the hint does."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import psycopg
 import pytest
 
-from aioqueue import AioQueue
+from aioqueue import AioQueue, InvalidOption
+from aioqueue.wakeup import Notifier
 from tests.kit import session
 from tests.postgres import Database
 from tests.sql.engine import Session
@@ -34,6 +36,30 @@ async def at_commit(database: Database, schema: str) -> AsyncIterator[AtCommit]:
         yield do
         await admin.rows("DROP FUNCTION IF EXISTS aioqueue.at_commit() CASCADE")
         await admin.rows("DROP SEQUENCE aioqueue.commits")
+
+
+TERMINATED = b"SELECT pg_terminate_backend(pg_backend_pid()), pg_sleep(60), $1::text"
+
+
+@pytest.mark.parametrize("hint", [b"SELECT pg_notify('', $1)", TERMINATED])
+async def test_a_hint_that_fails_is_left_to_the_notifier(
+    app: AioQueue, boss: Session, monkeypatch: pytest.MonkeyPatch, hint: bytes
+) -> None:
+    hints: list[str] = []
+    monkeypatch.setattr(Notifier, "take", lambda _: True)
+    monkeypatch.setattr(Notifier, "hint", lambda _, kind: hints.append(kind))
+    monkeypatch.setitem(app.store.wired, "notify", hint)
+    made = [(await app.get("add").enqueue(n)).id for n in range(3)]
+    assert hints == ["ready"] * 3
+    assert await boss.rows("SELECT job_id FROM aioqueue.live ORDER BY vt") == [(job_id,) for job_id in made]
+
+
+async def test_an_enqueue_that_is_refused_leaves_the_connections_as_they_were(app: AioQueue, boss: Session) -> None:
+    for _ in range(app.settings.pool.size):
+        with pytest.raises(InvalidOption):
+            await app.get("add").options(delay=1e11).enqueue(1)
+    assert await boss.rows("SELECT 1 FROM aioqueue.job") == []
+    await asyncio.gather(*(app.get("add").enqueue(n) for n in range(2 * app.settings.pool.size)))
 
 
 async def test_a_commit_that_is_refused_is_an_error(app: AioQueue, boss: Session, at_commit: AtCommit) -> None:

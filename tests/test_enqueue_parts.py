@@ -1,16 +1,18 @@
 """An enqueue of many, which is sent part by part: one transaction, one series of positions, each job once, or none at all."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import AsyncConnection
 
 from aioqueue import AioQueue, DuplicateJob, InvalidPayload
-from aioqueue.job import new_job_id
+from aioqueue.job import new_job_id, new_job_ids
 from aioqueue.new_jobs import NewJobs
 from aioqueue.pooler import sever
+from aioqueue.wakeup import CALL_SECONDS
 from tests.kit import MakeApp, session, until
 from tests.postgres import Database
 from tests.sql.engine import Session
@@ -71,6 +73,83 @@ async def test_a_payload_that_is_refused_refuses_all(app: AioQueue, boss: Sessio
         assert await boss.rows("SELECT 1 FROM aioqueue.job") == []
     for _ in range(app.settings.pool.size):
         await app.get("add").enqueue(1)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 6, 7])
+async def test_any_number_is_as_many_jobs(app: AioQueue, boss: Session, number: int) -> None:
+    made = await app.get("add").enqueue_many({"a": n} for n in range(number))
+    rows = await boss.rows("SELECT id, (payload ->> 'a')::integer, vt FROM aioqueue.job, aioqueue.live WHERE job_id = id")
+    assert sorted(rows, key=lambda row: row[1]) == [(job.id, n, 1_000 * (n + 1)) for n, job in enumerate(made)]
+    assert len(made) == number
+
+
+def refusing(at: int) -> Iterator[NewJobs]:
+    """Parts of two jobs, of which one is refused."""
+    for part in range(5):
+        if part == at:
+            raise InvalidPayload("add", "that one")
+        yield NewJobs(task="add", ids=new_job_ids(2), payloads=['{"a": 1}'] * 2, total=0 if part else 10)
+
+
+async def test_a_refusal_is_not_forgotten_with_the_connection(
+    app: AioQueue, boss: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the parts before it would be all that is written by the next try."""
+    write, tries = app.store.enqueue_parts, 0
+
+    async def lose(conn: AsyncConnection[Any], parts: Iterable[NewJobs]) -> None:
+        nonlocal tries
+        tries += 1
+        try:
+            await write(conn, parts)
+        except InvalidPayload as refused:
+            if tries > 1:
+                raise
+            raise psycopg.OperationalError("the server died at the ROLLBACK") from refused
+
+    monkeypatch.setattr(app.store, "enqueue_parts", lose)
+    parts = refusing(at=3)
+    with pytest.raises(InvalidPayload, match="that one"):
+        await app.enqueue_jobs(next(parts), parts, on=None)
+    assert tries == 2
+    assert await boss.rows("SELECT 1 FROM aioqueue.job") == []
+
+
+async def test_the_deadline_grows_with_the_number(app: AioQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    database = app.services("this test").database
+    lend = database.for_caller
+
+    def for_caller(seconds: float | None = None) -> Any:
+        if seconds != CALL_SECONDS:  # the notifier's
+            given.append(seconds or 0.0)
+        return lend(seconds)
+
+    monkeypatch.setattr(database, "for_caller", for_caller)
+    monkeypatch.setattr("aioqueue.enqueue.AT_A_TIME", 10)
+    for number in (1, 10, 11, 30, 31):
+        await app.get("add").enqueue_many([{"a": n} for n in range(number)])
+    assert given == [times * app.settings.pool.deadline for times in (1, 1, 2, 3, 4)]
+
+
+async def test_one_that_is_cancelled_between_two_parts_writes_nothing(app: AioQueue, boss: Session) -> None:
+    def parts() -> Iterator[NewJobs]:
+        for part in range(5):
+            if part == 3:
+                writing.cancel()
+            yield NewJobs(task="add", ids=new_job_ids(2), payloads=['{"a": 1}'] * 2, total=0 if part else 10)
+
+    async def write() -> None:
+        made = parts()
+        await app.enqueue_jobs(next(made), made, on=None)
+
+    writing = asyncio.create_task(write())
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert await boss.rows("SELECT 1 FROM aioqueue.job") == []
+    await asyncio.gather(*(app.get("add").enqueue(n) for n in range(2 * app.settings.pool.size)))
+    idle = "SELECT 1 FROM pg_stat_activity WHERE state LIKE 'idle in transaction%%' AND datname = current_database()"
+    assert await boss.rows(idle) == []
 
 
 async def test_an_id_that_is_taken_refuses_all(app: AioQueue, boss: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +225,11 @@ async def test_open_batches_of_one_tenant_do_not_overlap(app: AioQueue, boss: Se
 async def test_whatever_the_roles_isolation_is_positions_do_not_tie(make_app: MakeApp, boss: Session, level: str) -> None:
     dbname = boss.conn.info.dbname
     await boss.rows(f"ALTER DATABASE \"{dbname}\" SET default_transaction_isolation = '{level}'")
-    async with make_app() as app:
-        await app.get("add").enqueue_many([{"a": n} for n in range(10)])
+    try:
+        async with make_app() as app:
+            await app.get("add").enqueue_many([{"a": n} for n in range(10)])
+    finally:
+        await boss.rows(f'ALTER DATABASE "{dbname}" RESET default_transaction_isolation')
     assert await boss.rows(TAGS) == [(1_000 * (n + 1), n) for n in range(10)]
 
 

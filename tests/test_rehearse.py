@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import AsyncConnection
+from psycopg.pq import TransactionStatus
 
 from aioqueue import PoolSettings
 from aioqueue.database import Database
@@ -63,6 +64,16 @@ async def test_what_cannot_be_rehearsed_keeps_no_connection_from_its_use(boss: S
     assert await boss.value("SELECT 1") == 1
 
 
+async def test_nor_does_an_answer_that_is_not_understood(boss: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def from_another_version(*_: object, **__: object) -> None:
+        raise ValueError("too many values to unpack")
+
+    store = Store(boss.store.schema)
+    monkeypatch.setattr(store, "tick", from_another_version)
+    await Rehearsal(store)(boss.conn)
+    assert boss.conn.info.transaction_status == TransactionStatus.IDLE
+
+
 async def test_each_new_connection_of_a_worker_is_rehearsed_before_anybody_has_it(worker_dsn: str) -> None:
     made: list[AsyncConnection[Any]] = []
 
@@ -70,13 +81,11 @@ async def test_each_new_connection_of_a_worker_is_rehearsed_before_anybody_has_i
         made.append(conn)
 
     database = Database(worker_dsn, PoolSettings())
+    database.rehearse = rehearse
     await database.open()
     try:
-        async with database.runtime() as first:
-            database.rehearse = rehearse
-            async with database.runtime() as second, database.runtime() as third:
-                assert first not in made
-                assert {second, third} <= {*made}
+        async with database.runtime() as first, database.runtime() as second, database.runtime() as third:
+            assert {first, second, third} <= {*made}
     finally:
         await database.close()
 

@@ -78,9 +78,15 @@ def _sql(common: Common, role: str | None, kind: Kind) -> str:
         # No server is named: none is started only to print SQL.
         return migrations.script(schema=schema)
     with reach(common, role="owner") as place:
-        status = asyncio.run(_status(place))
-        nothing = f"-- schema {quote_schema(place.schema)} is at version {status.version}: nothing to do"
-        return migrations.script(schema=place.schema, since=status.version) or nothing
+        return asyncio.run(_script(place))
+
+
+async def _script(place: Place) -> str:
+    async with migrations.connect(place.dsn) as conn:
+        status = await migrations.status(conn, schema=place.schema)
+        roles = await migrations.holders(conn, schema=place.schema)
+    nothing = f"-- schema {quote_schema(place.schema)} is at version {status.version}: nothing to do"
+    return migrations.script(schema=place.schema, since=status.version, roles=roles) or nothing
 
 
 async def _status(place: Place) -> SchemaStatus:

@@ -154,6 +154,16 @@ async def test_a_payload_is_what_it_was(boss: Session, one: Session) -> None:
     assert [row[0] for row in await boss.rows("SELECT payload FROM aioqueue.job ORDER BY id")] == odd
 
 
+async def test_positions_do_not_run_away_with_what_the_first_part_says(boss: Session, one: Session, two: Session) -> None:
+    for session in (one, two):
+        await session.begin()
+        await alike(session, new_job_ids(2), tenant="T", total=2**31 - 1)
+    for session in (one, two):
+        await session.commit()
+    found = [row[0] for row in await boss.rows("SELECT vt FROM aioqueue.live ORDER BY vt")]
+    assert found == [1_000, 2_000, 129_000, 130_000], "room for 64 parts of that size"
+
+
 async def test_none_at_all_are_no_job(one: Session) -> None:
     assert await alike(one, [], []) == await one.value("SELECT (pg_current_xact_id()::text::bigint - 1)::text")
     assert await as_one_object(one, [], []) == []

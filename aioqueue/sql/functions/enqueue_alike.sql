@@ -1,7 +1,8 @@
 -- enqueue_alike: (nothing) → ready or scheduled, for jobs that differ in id and payload only, in the caller's transaction; its XID.
 -- p_options: {"task", "tenant", "queue", "priority", "delay", "run_at", "max_attempts", "key"}, as in enqueue_many; p_payloads:
 -- the JSON of each, one a line, which the server reads in half the time that one array or as many objects take.
--- In parts, of one transaction: the first says in "total" how many jobs they are all together, the others say 0.
+-- In parts, of one transaction: the first says in "total" how many jobs they are all together, the others say 0. 64 parts of its
+-- size at most: positions are not to run away with what somebody says.
 -- Everything that enqueue_many says holds here: XID first, then clock and tags; locks nothing that others wait for.
 -- From 100 jobs on a plain INSERT in a subtransaction is cheaper than to look for each id. Where one is there already it is undone,
 -- and they are looked for; of fewer, a transaction with more than 64 subtransactions would make all snapshots dearer.
@@ -69,7 +70,7 @@ BEGIN
         SELECT greatest(due, clock_timestamp()), u, lane, tenant_ FROM unnest(fresh) AS u;
     ELSE
         apart := aioqueue.step(tenant_);
-        tag := aioqueue.next_tag(lane, tenant_, apart, coalesce((p_options ->> 'total')::integer, cardinality(fresh)));
+        tag := aioqueue.next_tag(lane, tenant_, apart, coalesce(least((p_options ->> 'total')::integer, 64 * n), cardinality(fresh)));
         INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, spared)
         SELECT lane, tag + apart * u.i, u.id, tenant_, 0, 0 FROM unnest(fresh) WITH ORDINALITY AS u (id, i);
     END IF;
