@@ -1,6 +1,7 @@
 """finish: running → succeeded as the last statement of the job's own transaction, or nothing of it commits."""
 
 import asyncio
+import json
 
 import psycopg
 import pytest
@@ -45,6 +46,23 @@ async def test_a_rollback_leaves_the_job_running(one: Session) -> None:
     await one.rollback()
     assert await one.places(job_id) == ["live"]
     assert await one.state(job_id) == "running"
+
+
+@pytest.mark.parametrize(("call", "result"), [("finish", ["7"]), ("confirm", [])])
+async def test_a_worker_of_older_code_is_served_and_checked(one: Session, call: str, result: list[str]) -> None:
+    """Until migration 11 the settings were an object of JSON, and the last but one argument."""
+    await one.enqueue(tenant="T")
+    job = await one.claim_one(await one.register())
+    statement = f"SELECT aioqueue.{call}(%s, %s, %s, %s, %s{', %s::text::jsonb' * (1 + len(result))})"
+    await one.open_job(job)
+    with pytest.raises(psycopg.DatabaseError, match="app.tenant") as refused:
+        await one.rows(statement, *job.fence, json.dumps({"app.tenant": "U"}), *result)
+    assert refused.value.sqlstate == VIOLATION
+    await one.rollback()
+    await one.open_job(job)
+    await one.rows(statement, *job.fence, json.dumps({"app.tenant": "T"}), *result)
+    await one.commit()
+    assert await one.state(job.job_id) == ("succeeded" if result else "running")
 
 
 @pytest.mark.parametrize("call", ["finish", "confirm"])
