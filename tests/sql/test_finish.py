@@ -55,7 +55,7 @@ async def test_a_worker_of_older_code_is_served_and_checked(one: Session, call: 
     job = await one.claim_one(await one.register())
     statement = f"SELECT aioqueue.{call}(%s, %s, %s, %s, %s{', %s::text::jsonb' * (1 + len(result))})"
     await one.open_job(job)
-    with pytest.raises(psycopg.DatabaseError, match="app.tenant") as refused:
+    with pytest.raises(psycopg.DatabaseError, match=r"app\.tenant") as refused:
         await one.rows(statement, *job.fence, json.dumps({"app.tenant": "U"}), *result)
     assert refused.value.sqlstate == VIOLATION
     await one.rollback()
