@@ -18,6 +18,9 @@ from psycopg.pq.abc import PGconn, PGresult
 from .overdue import Overdue
 from .pooler import PoolConnection, sever
 
+Key = tuple[bytes, tuple[int, ...]]
+"""What psycopg knows a prepared statement by."""
+
 _trips: Overdue[PoolConnection] = Overdue(sever)
 
 
@@ -33,8 +36,8 @@ class Trip:
     def __init__(self, conn: PoolConnection) -> None:
         self._conn = conn
         self._calls: list[tuple[bytes, list[bytes], bool]] = []
-        self._new: list[tuple[bytes, tuple[int, ...]]] = []
-        """The keys of what is prepared on the way."""
+        self._new: list[Key] = []
+        """The keys of what is prepared on the way, while it is not known to be."""
         self.prepared = 0
         """How many statements are prepared on the server when it has run; those of `then` come later."""
         self.answers: list[PGresult] = []
@@ -73,9 +76,9 @@ class Trip:
         if self.error is not None:
             raise self.error
 
-    def _send_all(self, pgconn: PGconn) -> list[bool]:
-        """Put everything into libpq's buffer; for each answer to come, whether it is that of a statement that was added."""
-        sent: list[bool] = []
+    def _send_all(self, pgconn: PGconn) -> list[Key | bool]:
+        """Put everything into libpq's buffer; for each answer to come, whether a statement was added, or what it prepares."""
+        sent: list[Key | bool] = []
         known = self._conn._prepared
         while known._to_flush:
             name = known._to_flush.popleft()
@@ -85,14 +88,14 @@ class Trip:
             if not prepare or known.prepare_threshold is None:
                 pgconn.send_query_params(text, values or None)
             else:
-                key: tuple[bytes, tuple[int, ...]] = (text, ())
+                key: Key = (text, ())
                 name = known._names.get(key)
                 if name is None:
                     self._new.append(key)
                     name = known._names[key] = b"_aioqueue_%d" % known._prepared_idx
                     known._prepared_idx += 1
                     pgconn.send_prepare(name, text)
-                    sent.append(False)
+                    sent.append(key)
                 else:
                     known._names.move_to_end(key)
                 pgconn.send_query_prepared(name, values or None)
@@ -101,14 +104,16 @@ class Trip:
         pgconn.pipeline_sync()
         return sent
 
-    def _read(self, pgconn: PGconn, sent: list[bool]) -> PQGen[None]:
-        for counts in sent:
+    def _read(self, pgconn: PGconn, sent: list[Key | bool]) -> PQGen[None]:
+        for what in sent:
             results = yield from fetch_many(pgconn)
             if not results:
                 raise psycopg.OperationalError("the connection was lost before the server's answer")
             if results[-1].status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
                 self.error = self.error or error_from_result(results[-1])
-            elif counts:
+            elif isinstance(what, tuple):
+                self._new.remove(what)
+            elif what:
                 self.answers.append(results[-1])
         # What stood in no transaction is committed by the sync itself, and may be refused only then.
         while (results := (yield from fetch_many(pgconn))) and results[-1].status != ExecStatus.PIPELINE_SYNC:
@@ -116,5 +121,5 @@ class Trip:
         if not results:
             raise self.error or psycopg.OperationalError("the connection was lost before the server's answer")
         if self.error is not None:
-            for key in self._new:  # what was prepared before the error and what was not is not worth knowing
+            for key in self._new:
                 self._conn._prepared._names.pop(key, None)

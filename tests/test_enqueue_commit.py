@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from aioqueue import AioQueue, InvalidOption
+from aioqueue.options import Options
 from aioqueue.wakeup import Notifier
 from tests.kit import session
 from tests.postgres import Database
@@ -14,10 +15,21 @@ from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
 
+PREPARED = "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%%enqueue_alike%%'"
 TRIGGER = """CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON aioqueue.live DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW EXECUTE FUNCTION aioqueue.at_commit()"""
 
 AtCommit = Callable[[str], Awaitable[None]]
+
+
+async def test_one_that_is_always_refused_is_prepared_once(app: AioQueue) -> None:
+    jobs = Options(priority=9).jobs("add", ['{"a": 1}'])
+    async with app.services("this test").database.for_caller() as conn:
+        for _ in range(4):
+            with pytest.raises(psycopg.errors.InvalidParameterValue):
+                await app.store.enqueue_and_notify(conn, jobs, seconds=60)
+        found = await conn.execute(PREPARED)
+        assert await found.fetchone() == (1,)
 
 
 @pytest.fixture
@@ -57,7 +69,7 @@ async def test_a_hint_that_fails_is_left_to_the_notifier(
 async def test_an_enqueue_that_is_refused_leaves_the_connections_as_they_were(app: AioQueue, boss: Session) -> None:
     for _ in range(app.settings.pool.size):
         with pytest.raises(InvalidOption):
-            await app.get("add").options(delay=1e11).enqueue(1)
+            await app.enqueue_jobs(Options(priority=9).jobs("add", ["{}"]), on=None)
     assert await boss.rows("SELECT 1 FROM aioqueue.job") == []
     await asyncio.gather(*(app.get("add").enqueue(n) for n in range(2 * app.settings.pool.size)))
 
