@@ -1,6 +1,7 @@
 """A job's transaction begins in the round trip that ends the one before it: whatever becomes of that one, or of who waits."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -305,6 +306,17 @@ async def test_a_server_that_hangs_costs_the_connection(conn: PoolConnection) ->
     with pytest.raises(psycopg.OperationalError):
         await trip.run(0.05)
     assert conn.closed
+
+
+async def test_an_answer_that_lies_ready_when_something_has_blocked_the_loop_costs_nothing(conn: PoolConnection) -> None:
+    trip = Trip(conn)
+    trip.add(b"SELECT 1")
+    under_way = asyncio.create_task(trip.run(0.01))
+    await asyncio.sleep(0)  # it is sent
+    time.sleep(0.3)  # noqa: ASYNC251 - this is what blocks
+    (answer,) = await under_way
+    assert answer.get_value(0, 0) == b"1"
+    assert await (await conn.execute("SELECT 2")).fetchone() == (2,)
 
 
 async def test_a_cancelled_trip_ends_its_statement_and_the_pipeline(conn: PoolConnection) -> None:
