@@ -16,8 +16,12 @@ from .store import EPOCH, LOWEST_ID, LaneQuestion, LaneScan, Store
 
 NOBODY = 0
 """No worker's identity: those are drawn from 63 bits."""
-IMPATIENT = "SET LOCAL lock_timeout = '20ms'"
-"""Whoever holds a table of ours would keep the connection from those that need another, or none."""
+IMPATIENT = (
+    "SELECT pg_catalog.set_config('lock_timeout', '20ms', true),"
+    " pg_catalog.set_config('idle_in_transaction_session_timeout', '5s', true)"
+)
+"""Whoever holds a table of ours would keep the connection from those that need another, or none; and who sets a limit would wait
+for us while user code blocks the loop in between."""
 
 
 class Rehearsal:

@@ -74,6 +74,19 @@ async def test_nor_does_an_answer_that_is_not_understood(boss: Session, monkeypa
     assert boss.conn.info.transaction_status == TransactionStatus.IDLE
 
 
+async def test_its_transaction_is_not_left_open_by_a_loop_that_is_blocked(boss: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, seen = "SELECT current_setting('idle_in_transaction_session_timeout')", list[object]()
+
+    async def look(*_: object, **__: object) -> None:
+        seen.append(await boss.value(limit))
+
+    store = Store(boss.store.schema)
+    monkeypatch.setattr(store, "tick", look)
+    await Rehearsal(store)(boss.conn)
+    assert seen == ["5s"]
+    assert await boss.value(limit) == "0"
+
+
 async def test_each_new_connection_of_a_worker_is_rehearsed_before_anybody_has_it(worker_dsn: str) -> None:
     made: list[AsyncConnection[Any]] = []
 
