@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import time
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 K = TypeVar("K", bound=Hashable)
 BLOCKED = 0.1
@@ -21,16 +21,20 @@ class Overdue(Generic[K]):
 
     def __init__(self, late: Callable[[K], object]) -> None:
         self._late = late
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ends[K]] = WeakKeyDictionary()
+        self._loops: dict[asyncio.AbstractEventLoop, _Ends[K]] = {}
 
     def add(self, key: K, seconds: float) -> dict[K, float]:
         """Begin to wait for a key; `pop` it from what is returned when it is no longer waited for."""
         loop = asyncio.get_running_loop()
         ends = self._loops.get(loop)
         if ends is None:
+            # Its timer knows its loop, so that a weak reference to that would keep it as well.
+            for other in [other for other in list(self._loops) if other.is_closed()]:
+                self._loops.pop(other, None)
             ends = self._loops[loop] = _Ends(self._late)
-        until = ends[key] = loop.time() + seconds
-        if ends.timer is None or until < ends.timer.when():
+        # Not the loop's time: that of uvloop stands still while something blocks it.
+        until = ends[key] = time.monotonic() + seconds
+        if ends.timer is None or until < ends.when:
             ends.set_timer(loop, until)
         return ends
 
@@ -41,18 +45,21 @@ class _Ends(dict[K, float]):
     def __init__(self, late: Callable[[K], object]) -> None:
         super().__init__()
         self.timer: asyncio.TimerHandle | None = None
+        self.when = 0.0
         self._late = late
 
     def set_timer(self, loop: asyncio.AbstractEventLoop, when: float, *, was_blocked: bool = False) -> None:
         if self.timer is not None:
             self.timer.cancel()
+        self.when = when
         # A timer keeps its context: that of a job would keep the job.
-        self.timer = loop.call_at(when, self._look, loop, when, was_blocked, context=contextvars.Context())
+        delay = max(0.0, when - time.monotonic())
+        self.timer = loop.call_later(delay, self._look, loop, was_blocked, context=contextvars.Context())
 
-    def _look(self, loop: asyncio.AbstractEventLoop, when: float, was_blocked: bool) -> None:
+    def _look(self, loop: asyncio.AbstractEventLoop, was_blocked: bool) -> None:
         self.timer = None
-        now = loop.time()
-        if now - when > BLOCKED and not was_blocked:
+        now = time.monotonic()
+        if now - self.when > BLOCKED and not was_blocked:
             # What is waited for may lie ready, and nobody has had the time to look: they have it now, once.
             self.set_timer(loop, now + BLOCKED, was_blocked=True)
             return

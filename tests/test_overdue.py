@@ -1,10 +1,13 @@
 """One timer for all: who is late is told so, who is done is not, each in its own event loop."""
 
 import asyncio
+import gc
 import socket
 import time
+import weakref
 
 import pytest
+import uvloop
 
 from aioqueue.overdue import Overdue
 
@@ -83,3 +86,28 @@ def test_each_event_loop_has_its_own() -> None:
     for name in ("one", "two"):
         asyncio.run(wait(name))
     assert names == ["one", "two"]
+
+
+def test_event_loops_that_are_closed_are_let_go() -> None:
+    overdue: Overdue[str] = Overdue(print)
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    async def wait() -> None:
+        overdue.add("never", 60)
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+
+    for _ in range(4):
+        asyncio.run(wait())
+    gc.collect()
+    assert [loop() is None for loop in loops] == [True, True, True, False]
+
+
+def test_who_begins_to_wait_after_something_has_blocked_the_loop_has_all_the_time() -> None:
+    overdue: Overdue[str] = Overdue(print)
+
+    async def wait() -> float:
+        time.sleep(0.1)  # noqa: ASYNC251 - this is what blocks: uvloop's own time stands still
+        now = time.monotonic()
+        return overdue.add("ours", 60)["ours"] - now
+
+    assert uvloop.run(wait()) >= 60
