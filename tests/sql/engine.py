@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from psycopg import AsyncConnection
+from psycopg.pq import TransactionStatus
 
 from aioqueue.floor import LaneFloor
 from aioqueue.job import Claimed, NewJob, lane, new_job_id
@@ -252,6 +253,8 @@ async def changed(boss: Session, name: str, *changes: tuple[str, str]) -> AsyncI
     try:
         yield
     finally:
+        if boss.conn.info.transaction_status == TransactionStatus.INERROR:
+            await boss.rollback()
         await boss.rows(functions()[name])
 
 
