@@ -251,7 +251,7 @@ class OpenTransaction:
         # In this order: a thread that is about to use it finds it dead, or is found here.
         self._given.kill()
         self.face.detach()
-        return self._given.in_use
+        return self._given.in_use or self._conn.is_waited_for
 
     def _check_status(self) -> None:
         in_use = self._take_back()

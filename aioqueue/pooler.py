@@ -115,7 +115,8 @@ class PoolConnection(AsyncConnection[TupleRow]):
                         self._watched_by, self._socket = loop, socket
                     ended, state = await answer
                 finally:
-                    self._gen = self._context = self._answer = None
+                    if self._answer is answer:
+                        self._gen = self._context = self._answer = None
                     if self.stays_watched_by is not loop:
                         self.unwatch()
                     if answer.done() and not answer.cancelled():
@@ -170,6 +171,11 @@ class PoolConnection(AsyncConnection[TupleRow]):
             loop.remove_reader(self._socket)
             if self._answer is not None and not self._answer.done():
                 self._answer.set_exception(psycopg.OperationalError("the connection was closed before the server's answer"))
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for an answer; its lock tells of calls, but a COPY that is read or a bare wait() holds none."""
+        return self._answer is not None
 
     def _is_of_another(self, loop: asyncio.AbstractEventLoop) -> bool:
         return self._watched_by not in (None, loop) or self.stays_watched_by not in (None, loop)

@@ -16,13 +16,15 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.abc import PQGen
 from psycopg.errors import Diagnostic
+from psycopg.generators import notifies
 from psycopg.pq import ConnStatus
 
 from aioqueue import AioQueue, JobTransaction, pooler
 from aioqueue.database import Database
+from aioqueue.outcome import Failed, Reason
 from aioqueue.pooler import PoolConnection
 from aioqueue.settings import PoolSettings
-from tests.kit import bench
+from tests.kit import Bench, bench
 from tests.postgres import Database as ServerDatabase
 from tests.sql.engine import Session
 from tests.tls import encrypted
@@ -349,6 +351,21 @@ async def test_loops_of_two_threads_are_told_of_their_sockets_at_once(worker_dsn
 
     both = await asyncio.gather(*(asyncio.to_thread(lambda: asyncio.run(ask())) for _ in range(2)))
     assert both == [(1,), (1,)]
+
+
+async def test_a_wait_that_a_job_leaves_behind_is_no_other_job_s(at: Bench) -> None:
+    """It holds no lock and the transaction is idle; cancelled later, it would take another's answer away."""
+    left: list[asyncio.Task[Any]] = []
+
+    async def leave(tx: JobTransaction) -> None:
+        left.append(asyncio.create_task(tx.connection.wait(notifies(tx.connection.pgconn))))
+        await asyncio.sleep(0)
+
+    at.tasks.task(name="leave")(leave)
+    outcome = await at.run("leave")
+    assert isinstance(outcome, Failed) and outcome.reason is Reason.VIOLATION
+    await asyncio.wait(left, timeout=10)
+    assert left[0].done() and isinstance(left[0].exception(), psycopg.OperationalError)
 
 
 # -- over TLS --------------------------------------------------------------------------------------------------------------
