@@ -18,6 +18,7 @@ from psycopg.abc import PQGen
 from psycopg.errors import Diagnostic
 from psycopg.generators import notifies
 from psycopg.pq import ConnStatus
+from psycopg.waiting import Wait
 
 from aioqueue import AioQueue, JobTransaction, pooler
 from aioqueue.database import Database
@@ -271,7 +272,7 @@ async def test_what_is_cancelled_while_it_is_written_reaches_no_other(conn: Pool
 def test_an_interruption_in_the_middle_of_an_answer_is_no_answer(worker_dsn: str) -> None:
     def interrupted(conn: PoolConnection) -> PQGen[str]:
         conn.pgconn.send_query(b"SELECT 1")
-        yield pooler.Wait.R
+        yield Wait.R
         raise KeyboardInterrupt
 
     loop = asyncio.new_event_loop()
