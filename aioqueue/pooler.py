@@ -21,9 +21,14 @@ from psycopg.pq import ConnStatus, PipelineStatus, TransactionStatus
 from psycopg.rows import TupleRow
 from psycopg.waiting import Ready, Wait
 
+from .overdue import Overdue
+
 RV = TypeVar("RV")
 CANCEL_SECONDS = 1.0
 """Seconds that a cancelled call waits for the server to end its statement."""
+LOOK_AGAIN = 0.5
+"""Seconds after which a wait tells the loop of its socket anew: another waiter that is not ours, whose socket had the same number
+and was closed under it, takes that number from the loop when it notices."""
 TAKE_OVER_SECONDS = 1.0
 """Seconds that another loop waits for the one that watches a socket."""
 
@@ -56,6 +61,23 @@ def sever(conn: AsyncConnection[Any] | Connection[Any]) -> None:
             duplicate.shutdown(socket.SHUT_RDWR)
         finally:
             duplicate.close()
+
+
+def _cancel_if_ended(loop: asyncio.AbstractEventLoop, fd: int, task: asyncio.Task[None]) -> None:
+    """Cancel the task if nothing can come from the socket any more; whatever came, look no further."""
+    loop.remove_reader(fd)
+    try:
+        peer = socket.socket(fileno=os.dup(fd))
+        try:
+            ended = not peer.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        finally:
+            peer.close()
+    except BlockingIOError:
+        ended = False
+    except OSError:
+        ended = True
+    if ended:
+        task.cancel()
 
 
 class _Going(Generator[Any, Any, RV]):
@@ -110,10 +132,12 @@ class PoolConnection(AsyncConnection[TupleRow]):
                 answer = self._answer = loop.create_future()
                 try:
                     if self._watched_by is None:
-                        # The loop keeps the context in which it is told of a socket: a job's would keep the job.
-                        contextvars.Context().run(loop.add_reader, socket, self._on_readable)
-                        self._watched_by, self._socket = loop, socket
-                    ended, state = await answer
+                        self._watch(loop, socket)
+                    waits = _waits.add(self, LOOK_AGAIN)
+                    try:
+                        ended, state = await answer
+                    finally:
+                        waits.pop(self, None)
                 finally:
                     if self._answer is answer:
                         self._gen = self._context = self._answer = None
@@ -135,6 +159,19 @@ class PoolConnection(AsyncConnection[TupleRow]):
         finally:
             self._unwatch_if_lost()
         return await self._wait_slowly(gen)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, socket: int) -> None:
+        # The loop keeps the context in which it is told of a socket: a job's would keep the job.
+        contextvars.Context().run(loop.add_reader, socket, self._on_readable)
+        self._watched_by, self._socket = loop, socket
+
+    def _look_again(self) -> None:
+        """Tell the loop of the socket anew; what lies ready there is then read at once."""
+        loop = self._watched_by
+        if loop is not None and self._answer is not None and not self._answer.done():
+            loop.remove_reader(self._socket)
+            self._watch(loop, self._socket)
+            _waits.add(self, LOOK_AGAIN)
 
     def _on_readable(self) -> None:
         """Let the generator read; whoever waits is told when it has all."""
@@ -220,9 +257,25 @@ class PoolConnection(AsyncConnection[TupleRow]):
 
     async def _try_cancel(self, *, timeout: float = CANCEL_SECONDS) -> None:
         # psycopg calls it when a wait is cancelled, and then waits for the statement's end.
-        self._severing = asyncio.get_running_loop().call_later(CANCEL_SECONDS, sever, self)
+        loop, fd = asyncio.get_running_loop(), self.pgconn.socket
+        self._severing = loop.call_later(CANCEL_SECONDS, sever, self)
+        asking = loop.create_task(self._ask_to_cancel(min(timeout, CANCEL_SECONDS)))
+        try:
+            # One whose lease is over is severed meanwhile: its server need not be asked any more, and may not even answer.
+            loop.add_reader(fd, _cancel_if_ended, loop, fd, asking)
+            await asyncio.wait([asking])
+        finally:
+            loop.remove_reader(fd)
+            asking.cancel()
+        if not asking.cancelled():
+            asking.result()
+
+    async def _ask_to_cancel(self, seconds: float) -> None:
         with contextlib.suppress(psycopg.Error, OSError):
-            await self.cancel_safe(timeout=min(timeout, CANCEL_SECONDS))
+            await self.cancel_safe(timeout=seconds)
+
+
+_waits: Overdue[PoolConnection] = Overdue(PoolConnection._look_again)
 
 
 class SharedConnection(PoolConnection):

@@ -25,6 +25,7 @@ from aioqueue.database import Database
 from aioqueue.outcome import Failed, Reason
 from aioqueue.pooler import PoolConnection
 from aioqueue.settings import PoolSettings
+from benchmarks.proxy import Proxy
 from tests.kit import Bench, bench
 from tests.postgres import Database as ServerDatabase
 from tests.sql.engine import Session
@@ -254,6 +255,44 @@ async def test_a_second_cancellation_leaves_nothing_to_the_next_of_that_number(c
     assert not watched(conn) and conn._severing is None
     await conn.close()
     await one_with_its_number(worker_dsn, number)
+
+
+async def test_a_wait_whose_socket_another_has_taken_from_the_loop_looks_again(
+    conn: PoolConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a waiter of psycopg's does that was closed under, when the number of its socket is that of a new one by now."""
+    monkeypatch.setattr(pooler, "LOOK_AGAIN", 0.1)
+    statement = asyncio.create_task(conn.execute("SELECT pg_sleep(0.1)"))
+    await until(lambda: conn._answer is not None)
+    asyncio.get_running_loop().remove_reader(conn.fileno())
+    async with asyncio.timeout(10):
+        await statement
+    assert watched(conn)
+
+
+async def test_a_cancelled_statement_is_over_as_soon_as_its_connection_is_shut(
+    database: ServerDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network swallows the request to cancel, too; the lease does not wait for it."""
+    monkeypatch.setattr(pooler, "CANCEL_SECONDS", 30.0)
+    address = database.server.cluster.address()
+    assert address is not None
+    with Proxy(f"{address.socket_dir}/.s.PGSQL.{address.port}") as proxy:
+        dsn = f"postgresql://aioqueue_worker@127.0.0.1:{proxy.port}/{database.name}"
+        conn = await PoolConnection.connect(dsn, autocommit=True)
+        try:
+            statement = asyncio.create_task(conn.execute("SELECT pg_sleep(60)"))
+            await until(lambda: conn._answer is not None)
+            proxy.mode = "swallow"
+            before = proxy.accepted
+            statement.cancel()
+            await until(lambda: proxy.accepted > before)
+            pooler.sever(conn)
+            _, late = await asyncio.wait([statement], timeout=15)
+            assert not late
+            assert statement.cancelled()
+        finally:
+            await conn.close()
 
 
 async def test_what_is_cancelled_while_it_is_written_reaches_no_other(conn: PoolConnection) -> None:
