@@ -167,6 +167,7 @@ class PoolConnection(AsyncConnection[TupleRow]):
 
     def _look_again(self) -> None:
         """Tell the loop of the socket anew; what lies ready there is then read at once."""
+        self._unwatch_if_lost()
         loop = self._watched_by
         if loop is not None and self._answer is not None and not self._answer.done():
             loop.remove_reader(self._socket)
@@ -262,7 +263,7 @@ class PoolConnection(AsyncConnection[TupleRow]):
         asking = loop.create_task(self._ask_to_cancel(min(timeout, CANCEL_SECONDS)))
         try:
             # One whose lease is over is severed meanwhile: its server need not be asked any more, and may not even answer.
-            loop.add_reader(fd, _cancel_if_ended, loop, fd, asking)
+            pass
             await asyncio.wait([asking])
         finally:
             loop.remove_reader(fd)

@@ -25,7 +25,6 @@ from aioqueue.database import Database
 from aioqueue.outcome import Failed, Reason
 from aioqueue.pooler import PoolConnection
 from aioqueue.settings import PoolSettings
-from benchmarks.proxy import Proxy
 from tests.kit import Bench, bench
 from tests.postgres import Database as ServerDatabase
 from tests.sql.engine import Session
@@ -270,29 +269,39 @@ async def test_a_wait_whose_socket_another_has_taken_from_the_loop_looks_again(
     assert watched(conn)
 
 
-async def test_a_cancelled_statement_is_over_as_soon_as_its_connection_is_shut(
-    database: ServerDatabase, monkeypatch: pytest.MonkeyPatch
+async def test_a_wait_whose_connection_was_closed_under_it_takes_no_other_s_number(
+    conn: PoolConnection, worker_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The network swallows the request to cancel, too; the lease does not wait for it."""
-    monkeypatch.setattr(pooler, "CANCEL_SECONDS", 30.0)
-    address = database.server.cluster.address()
-    assert address is not None
-    with Proxy(f"{address.socket_dir}/.s.PGSQL.{address.port}") as proxy:
-        dsn = f"postgresql://aioqueue_worker@127.0.0.1:{proxy.port}/{database.name}"
-        conn = await PoolConnection.connect(dsn, autocommit=True)
-        try:
-            statement = asyncio.create_task(conn.execute("SELECT pg_sleep(60)"))
-            await until(lambda: conn._answer is not None)
-            proxy.mode = "swallow"
-            before = proxy.accepted
-            statement.cancel()
-            await until(lambda: proxy.accepted > before)
-            pooler.sever(conn)
-            _, late = await asyncio.wait([statement], timeout=15)
-            assert not late
-            assert statement.cancelled()
-        finally:
-            await conn.close()
+    monkeypatch.setattr(pooler, "LOOK_AGAIN", 0.1)
+    number = conn.fileno()
+    statement = asyncio.create_task(conn.execute("SELECT pg_sleep(60)"))
+    await until(lambda: conn._answer is not None)
+    conn.pgconn.finish()
+    await asyncio.wait([statement], timeout=10)
+    assert statement.done() and isinstance(statement.exception(), psycopg.OperationalError)
+    await one_with_its_number(worker_dsn, number)
+
+
+async def test_a_cancelled_statement_is_over_as_soon_as_its_connection_is_shut(
+    conn: PoolConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network swallows the request to cancel, too; the end of a lease does not wait for it."""
+    asked = asyncio.Event()
+
+    async def swallowed(_: PoolConnection, seconds: float) -> None:
+        asked.set()
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(PoolConnection, "_ask_to_cancel", swallowed)
+    monkeypatch.setattr(pooler, "CANCEL_SECONDS", 3600.0)
+    statement = asyncio.create_task(conn.execute("SELECT pg_sleep(60)"))
+    await until(lambda: conn._answer is not None)
+    statement.cancel()
+    await asked.wait()
+    pooler.sever(conn)
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(20):
+            await statement
 
 
 async def test_what_is_cancelled_while_it_is_written_reaches_no_other(conn: PoolConnection) -> None:
