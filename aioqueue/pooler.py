@@ -263,7 +263,7 @@ class PoolConnection(AsyncConnection[TupleRow]):
         asking = loop.create_task(self._ask_to_cancel(min(timeout, CANCEL_SECONDS)))
         try:
             # One whose lease is over is severed meanwhile: its server need not be asked any more, and may not even answer.
-            pass
+            loop.add_reader(fd, _cancel_if_ended, loop, fd, asking)
             await asyncio.wait([asking])
         finally:
             loop.remove_reader(fd)
