@@ -12,7 +12,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from .errors import ConfigurationError
-from .pooler import SESSION, PoolConnection
+from .pool_connection import PoolConnection
+from .pooler import SESSION
 
 POOL = "aioqueue"
 """The pool's name in psycopg's log."""

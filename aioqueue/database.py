@@ -20,7 +20,8 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from .connector import POOL, POOL_LOGGER, Connector, connection_string
 from .errors import AioQueueError, ConfigurationError
-from .pooler import PoolConnection, SharedConnection, refuses_options, sever, through_pooler
+from .pool_connection import PoolConnection, sever
+from .pooler import SharedConnection, refuses_options, through_pooler
 from .settings import PoolSettings
 from .shares import Shares, Waiting
 

@@ -27,7 +27,7 @@ from .events import LoopBlocked, Observers
 from .frames import stack, where
 from .job import Claimed
 from .outcome import Failed
-from .pooler import sever
+from .pool_connection import sever
 from .settings import LeaseSettings, LimitSettings
 from .store import LOCKED, Store
 

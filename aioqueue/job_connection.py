@@ -15,7 +15,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from .errors import TransactionViolation
-from .pooler import RV, PoolConnection
+from .pool_connection import RV, PoolConnection
 
 LEFT = "the task broke its transaction: it ended it by itself (COMMIT or ROLLBACK in SQL, PREPARE TRANSACTION)"
 

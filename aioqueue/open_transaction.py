@@ -24,7 +24,8 @@ from .identity import MARKER, ROLE, Identity
 from .job import Claimed
 from .job_connection import LEFT, JobConnection
 from .nested import Nesting, OnConnection
-from .pooler import SESSION, PoolConnection, SharedConnection, sever
+from .pool_connection import PoolConnection, sever
+from .pooler import SESSION, SharedConnection
 from .reading import pairs
 from .settings import Settings
 from .store import Store

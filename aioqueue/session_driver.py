@@ -17,7 +17,7 @@ from psycopg.rows import tuple_row
 from psycopg.sql import SQL
 
 from .callers.caller import Statement
-from .pooler import sever
+from .pool_connection import sever
 
 SET_BEFORE = (
     "SELECT pg_catalog.json_object_agg(s.name, pg_catalog.current_setting(s.name)) FROM pg_catalog.pg_settings s"

@@ -23,7 +23,8 @@ from .floor import Snapshot
 from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
 from .limit_store import LimitStore
 from .new_jobs import NewJobs, jobs_json
-from .pooler import PoolConnection, execute_all, execute_in_thread
+from .pool_connection import PoolConnection
+from .pooler import execute_all, execute_in_thread
 from .reading import array, pairs
 from .states import Progress
 from .trip import Trip

@@ -16,7 +16,7 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from .overdue import Overdue
-from .pooler import PoolConnection, sever
+from .pool_connection import PoolConnection, sever
 
 Key = tuple[bytes, tuple[int, ...]]
 """What psycopg knows a prepared statement by."""

@@ -44,7 +44,7 @@ from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, LeaseLost, Li
 from aioqueue.job import lane, new_job_id, new_job_ids
 from aioqueue.listen import Listener
 from aioqueue.new_jobs import NewJobs
-from aioqueue.pooler import sever
+from aioqueue.pool_connection import sever
 from aioqueue.result import ResultReader
 from aioqueue.wakeup import Notifier
 from tests.kit import MakeApp, Seen, passed, session, until

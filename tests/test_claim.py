@@ -19,7 +19,7 @@ from aioqueue.events import DatabaseLost, DatabaseRecovered, JobClaimed, JobReco
 from aioqueue.floor import Floors
 from aioqueue.job import SUSPECT, Claimed, Fence, lane
 from aioqueue.lanes import LOWEST_FIRST, Lanes
-from aioqueue.pooler import sever
+from aioqueue.pool_connection import sever
 from aioqueue.store import LOWEST_ID, LaneScan
 from aioqueue.suspect import SuspectTurn
 from tests.kit import MakeApp, Seen, passed

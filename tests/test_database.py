@@ -17,7 +17,8 @@ from aioqueue import database as database_module
 from aioqueue.connector import CLIENT, ISOLATION, KEEPALIVES, connection_string
 from aioqueue.database import RESERVED, Database, NoFreeConnection, connection_lost, deadline
 from aioqueue.errors import ConfigurationError
-from aioqueue.pooler import SESSION, PoolConnection, sever
+from aioqueue.pool_connection import PoolConnection, sever
+from aioqueue.pooler import SESSION
 from aioqueue.settings import PoolSettings
 from tests.postgres import Database as ServerDatabase
 

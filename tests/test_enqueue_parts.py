@@ -11,7 +11,7 @@ from psycopg import AsyncConnection
 from aioqueue import AioQueue, DuplicateJob, InvalidPayload
 from aioqueue.job import new_job_id, new_job_ids
 from aioqueue.new_jobs import NewJobs
-from aioqueue.pooler import sever
+from aioqueue.pool_connection import sever
 from aioqueue.wakeup import CALL_SECONDS
 from tests.kit import MakeApp, session, until
 from tests.postgres import Database

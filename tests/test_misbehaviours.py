@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from aioqueue.job_connection import JobConnection
-from aioqueue.pooler import PoolConnection
+from aioqueue.pool_connection import PoolConnection
 from benchmarks.misbehaviours import Report, run
 from tests.kit import session
 from tests.postgres import Database

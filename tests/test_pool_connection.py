@@ -20,10 +20,10 @@ from psycopg.generators import notifies
 from psycopg.pq import ConnStatus
 from psycopg.waiting import Wait
 
-from aioqueue import AioQueue, JobTransaction, pooler
+from aioqueue import AioQueue, JobTransaction, pool_connection
 from aioqueue.database import Database
 from aioqueue.outcome import Failed, Reason
-from aioqueue.pooler import PoolConnection
+from aioqueue.pool_connection import PoolConnection
 from aioqueue.settings import PoolSettings
 from tests.kit import Bench, bench
 from tests.postgres import Database as ServerDatabase
@@ -260,7 +260,7 @@ async def test_a_wait_whose_socket_another_has_taken_from_the_loop_looks_again(
     conn: PoolConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a waiter of psycopg's does that was closed under, when the number of its socket is that of a new one by now."""
-    monkeypatch.setattr(pooler, "LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(pool_connection, "LOOK_AGAIN", 0.1)
     statement = asyncio.create_task(conn.execute("SELECT pg_sleep(0.1)"))
     await until(lambda: conn._answer is not None)
     asyncio.get_running_loop().remove_reader(conn.fileno())
@@ -272,7 +272,7 @@ async def test_a_wait_whose_socket_another_has_taken_from_the_loop_looks_again(
 async def test_a_wait_whose_connection_was_closed_under_it_takes_no_other_s_number(
     conn: PoolConnection, worker_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pooler, "LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(pool_connection, "LOOK_AGAIN", 0.1)
     number = conn.fileno()
     statement = asyncio.create_task(conn.execute("SELECT pg_sleep(60)"))
     await until(lambda: conn._answer is not None)
@@ -293,12 +293,12 @@ async def test_a_cancelled_statement_is_over_as_soon_as_its_connection_is_shut(
         await asyncio.sleep(3600)
 
     monkeypatch.setattr(PoolConnection, "_ask_to_cancel", swallowed)
-    monkeypatch.setattr(pooler, "CANCEL_SECONDS", 3600.0)
+    monkeypatch.setattr(pool_connection, "CANCEL_SECONDS", 3600.0)
     statement = asyncio.create_task(conn.execute("SELECT pg_sleep(60)"))
     await until(lambda: conn._answer is not None)
     statement.cancel()
     await asked.wait()
-    pooler.sever(conn)
+    pool_connection.sever(conn)
     with pytest.raises(asyncio.CancelledError):
         async with asyncio.timeout(20):
             await statement
@@ -372,7 +372,7 @@ async def test_another_thread_uses_no_socket_that_this_loop_still_watches(
 
 
 async def test_a_thread_that_this_loop_is_blocked_by_goes_on(conn: PoolConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pooler, "TAKE_OVER_SECONDS", 0.05)
+    monkeypatch.setattr(pool_connection, "TAKE_OVER_SECONDS", 0.05)
 
     async def ask() -> object:
         return await (await conn.execute("SELECT 1")).fetchone()
@@ -452,7 +452,7 @@ async def test_a_job_s_transaction_over_tls(database: ServerDatabase, shop: Sess
 
 
 async def test_the_private_parts_of_psycopg_that_we_build_on_are_what_they_were(worker_dsn: str) -> None:
-    """pooler.py, job_connection.py, trip.py and open_transaction.py use these; another release of psycopg may have others."""
+    """pool_connection, job_connection, trip and open_transaction use these; another release of psycopg may have others."""
     async with await PoolConnection.connect(worker_dsn, autocommit=True, prepare_threshold=1) as conn:
         prepared: Any = conn._prepared
         await conn.execute("SELECT 1", prepare=True)

@@ -16,7 +16,7 @@ from aioqueue.database import Database
 from aioqueue.events import DatabaseLost, JobLost, JobRecorded, Observers
 from aioqueue.job import Claimed
 from aioqueue.outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Released, Snoozed, Succeeded
-from aioqueue.pooler import sever
+from aioqueue.pool_connection import sever
 from aioqueue.record import BATCH, Recorder
 from aioqueue.settings import PoolSettings
 from aioqueue.store import Store

@@ -21,7 +21,7 @@ from aioqueue import AioQueue, JobContext, JobTransaction, LeaseLost, LimitSetti
 from aioqueue.attempt import Cause
 from aioqueue.events import JobLost
 from aioqueue.outcome import Failed, Reason, Released, Snoozed
-from aioqueue.pooler import sever
+from aioqueue.pool_connection import sever
 from aioqueue.settings import LeaseSettings
 from aioqueue.trip import Trip
 from tests.kit import Bench, bench, passed, session, until

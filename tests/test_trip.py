@@ -14,7 +14,7 @@ from aioqueue.attempt import Cause
 from aioqueue.database import Database
 from aioqueue.job import Claimed
 from aioqueue.outcome import Cancelled, Failed, Outcome, Reason, Snoozed
-from aioqueue.pooler import PoolConnection
+from aioqueue.pool_connection import PoolConnection
 from aioqueue.trip import Trip
 from tests.kit import Bench, passed, until
 from tests.shop import notes, write

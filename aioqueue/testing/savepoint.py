@@ -20,7 +20,7 @@ from aioqueue.job import Claimed
 from aioqueue.job_connection import LEFT, JobConnection
 from aioqueue.nested import Nesting, OnConnection
 from aioqueue.open_transaction import check_end
-from aioqueue.pooler import PoolConnection
+from aioqueue.pool_connection import PoolConnection
 from aioqueue.reading import pairs
 from aioqueue.settings import Settings
 from aioqueue.store import Store
