@@ -35,8 +35,8 @@ class NeverRewinds(LaneFloor[UUID]):
 class NeverWaits(LaneFloor[UUID]):
     """The floor moves up although transactions that were running then have not ended."""
 
-    def observe(self, value: int, snapshot: Snapshot, now: float) -> None:
-        super().observe(value, Snapshot(snapshot.xmax, frozenset()), now)
+    def observe(self, value: int, snapshot: Snapshot, now: float, taken: int = 0) -> None:
+        super().observe(value, Snapshot(snapshot.xmax, frozenset()), now, taken)
 
 
 @dataclass(frozen=True)
