@@ -1,11 +1,13 @@
 """The harness of benchmarks/chaos.py, shortly: both stages balance; each sabotage still finds what it breaks."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from aioqueue.floor import LaneFloor
 from aioqueue.sql import functions
 from benchmarks.chaos_harness.command import ROUNDS, SABOTAGED_ENGINE
 from benchmarks.chaos_harness.engine.run import run as run_engine
@@ -66,6 +68,7 @@ def test_each_sabotage_finds_what_it_breaks(name: str) -> None:
     assert sabotage.patch in PATCHES
     assert sabotage.kinds is None or sabotage.kinds <= set(KINDS)
     assert sabotage.changes or sabotage.patch or sabotage.floor is not Sabotage("nothing").floor
+    assert inspect.signature(sabotage.floor.observe) == inspect.signature(LaneFloor.observe)
 
 
 def test_the_command_runs_by_its_path_from_anywhere(tmp_path: Path) -> None:
