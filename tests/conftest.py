@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
-from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
 from aioqueue import AioQueue, migrate
 from tests.kit import MakeApp, Seen, session
@@ -21,16 +19,13 @@ from tests.postgres import VERSIONS, Database, Server, VersionMissing, programs
 from tests.shop import at, shop  # noqa: F401 - fixtures of the whole suite
 from tests.sql.engine import Session
 
-PROCESSES = 6
+PROCESSES = 5
 
 # Many of these take seconds, for processes that start or leases that end.
 LONG = (
     "contrib/test_uvicorn.py", "documents", "flow", "pooler/test_flow.py", "test_benchmarks.py", "test_cli_dev.py",
     "test_embedded.py", "test_fairness.py", "test_life.py", "test_misbehaviours.py", "testing/test_plugin.py",
 )  # fmt: skip
-
-# What these have made for all their tests takes seconds: one process runs such a file.
-TOGETHER = ("tests/documents/test_site.py", "tests/sql/test_limit_plans.py", "tests/sql/test_plans.py", "tests/test_demo.py")
 
 # Read by the type checkers, never run.
 collect_ignore = ["typing"]
@@ -68,30 +63,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Processes for the tests: six, since most of them wait; none besides ours for single files, which begin sooner so."""
+    """Processes for the tests: five, since most of them wait; none besides ours for single files, which begin sooner so."""
     return 0 if all(Path(argument.partition("::")[0]).is_file() for argument in config.args) else PROCESSES
-
-
-class Sharing(LoadScopeScheduling):
-    """Gives each process one test after the other; what stands in TOGETHER first, and as one.
-
-    Half of the processes begin with the slow tests, which mostly wait, the other half with the quick ones, which mostly
-    compute: neither leave the machine idle nor meet on it.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.partition("::")[0]
-        return path if path in TOGETHER else nodeid
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        if int(node.gateway.id.removeprefix("gw")) % 2:
-            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
-        super()._assign_work_unit(node)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Sharing:
-    """Share the tests as said there. (--dist=loadgroup finds no group since pytest 9.)"""
-    return Sharing(config, log)
 
 
 @pytest.hookimpl(tryfirst=True, wrapper=True)
