@@ -105,6 +105,8 @@ class PoolConnection(AsyncConnection[TupleRow]):
         """Wait for the server, as psycopg does; but that sets a timer for each answer, and tells the loop of its socket anew."""
         socket = self.pgconn.socket
         loop = asyncio.get_running_loop()
+        if self._answer is not None:
+            raise psycopg.OperationalError("another statement waits for its answer on this connection")
         if args or options or self._is_of_another(loop):
             return await self._wait_slowly(gen, *args, **options)
         try:

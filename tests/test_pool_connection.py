@@ -256,6 +256,15 @@ async def test_a_second_cancellation_leaves_nothing_to_the_next_of_that_number(c
     await one_with_its_number(worker_dsn, number)
 
 
+async def test_a_second_wait_at_the_same_time_is_refused_and_the_first_has_its_answer(conn: PoolConnection) -> None:
+    statement = asyncio.create_task(conn.execute("SELECT 7, pg_sleep(0.2)"))
+    await until(lambda: conn._answer is not None)
+    with pytest.raises(psycopg.OperationalError, match="another statement"):
+        await conn.wait(notifies(conn.pgconn))
+    row = await (await statement).fetchone()
+    assert row is not None and row[0] == 7
+
+
 async def test_a_wait_whose_socket_another_has_taken_from_the_loop_looks_again(
     conn: PoolConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
