@@ -30,7 +30,6 @@ __all__ = [
     "JobSource",
     "JobState",
     "JobStatus",
-    "NewJob",
     "Position",
     "Reports",
     "lane",
@@ -77,26 +76,6 @@ class Position(NamedTuple):
 
     vt: int
     job_id: UUID
-
-
-@dataclass(slots=True, kw_only=True)
-class NewJob:
-    """One request to run a task, validated, ready to be written. Not frozen, which costs four times as much to make.
-
-    `payload` is JSON text. `delay` is in seconds and counted by the database's clock; it excludes `run_at`. An option
-    that is None is taken from the database's table of tasks, then from the defaults.
-    """
-
-    id: UUID
-    task: str
-    payload: str
-    queue: str | None = None
-    priority: int | None = None
-    tenant: str | None = None
-    delay: float | None = None
-    run_at: datetime | None = None
-    max_attempts: int | None = None
-    key: str | None = None
 
 
 Fence = tuple[int, int, int, UUID, int]

@@ -20,9 +20,9 @@ from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
 from psycopg.rows import TupleRow, tuple_row
 
 from .floor import Snapshot
-from .job import AttemptError, Claimed, JobState, JobStatus, NewJob, Position
+from .job import AttemptError, Claimed, JobState, JobStatus, Position
 from .limit_store import LimitStore
-from .new_jobs import NewJobs, jobs_json
+from .new_jobs import NewJobs
 from .pool_connection import PoolConnection
 from .pooler import execute_all, execute_in_thread
 from .reading import array, pairs
@@ -50,8 +50,6 @@ _NO_FACTS: dict[str, Any] = {"task": "", "queue": "", "priority": 0, "max_attemp
 
 _CALLS = {
     # Types by their whole names where user code may have run before: a temporary table of that name would be found first.
-    "enqueue_many": "SELECT pg_catalog.max(pg_catalog.pg_current_xact_id()::pg_catalog.text)"
-    " FROM (SELECT FROM aioqueue.enqueue_many(%s::pg_catalog.text::pg_catalog.jsonb) LIMIT 1) j",
     "enqueue_alike": "SELECT aioqueue.enqueue_alike(%s::pg_catalog.text::pg_catalog.jsonb,"
     " %s::pg_catalog.text::pg_catalog.uuid[], %s::pg_catalog.text)",
     "known_tasks": "SELECT aioqueue.known_tasks()",
@@ -222,10 +220,6 @@ class Store(LimitStore):
         The next part is made while the server writes those before.
         """
         await execute_all(conn, self.sql["enqueue_alike"], (part.parameters for part in parts))
-
-    async def enqueue_many(self, conn: AsyncConnection[Any], jobs: Sequence[NewJob]) -> int:
-        """Do the same for jobs of whatever tasks and options; see sql/functions/enqueue_many.sql."""
-        return int(await self._value(conn, "enqueue_many", jobs_json(jobs)))
 
     async def known_tasks(self, conn: AsyncConnection[Any]) -> list[str]:
         """Names of the tasks that workers have registered."""

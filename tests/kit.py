@@ -16,7 +16,7 @@ from aioqueue.app import AioQueue
 from aioqueue.attempt import Cause
 from aioqueue.database import Database
 from aioqueue.events import Event, Observers
-from aioqueue.job import Claimed, NewJob, new_job_id
+from aioqueue.job import Claimed, new_job_id
 from aioqueue.outcome import Outcome
 from aioqueue.run import Runner
 from aioqueue.session_factory import SessionFactory
@@ -24,6 +24,7 @@ from aioqueue.settings import LeaseSettings, LimitSettings, PoolSettings, Settin
 from aioqueue.store import Store
 from aioqueue.task import TaskRegistry
 from aioqueue.transaction import JobTransactions
+from benchmarks.mixed_jobs import NewJob, enqueue_many
 from tests.sql.engine import Session
 
 E = TypeVar("E", bound=Event)
@@ -117,7 +118,7 @@ class Bench:
         """Enqueue and claim one job."""
         facts: dict[str, Any] = {"queue": "default", "priority": 0, "max_attempts": 5} | options
         job = NewJob(id=new_job_id(), task=task, payload=payload, tenant=tenant, **facts)
-        await self.store.enqueue_many(self.engine.conn, [job])
+        await enqueue_many(self.store, self.engine.conn, [job])
         claimed = await self.engine.claim(self.worker, 1)
         assert [c.job_id for c in claimed] == [job.id]
         return claimed[0]

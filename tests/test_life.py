@@ -24,8 +24,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from psycopg import AsyncConnection
 
 from aioqueue.floor import Floors
-from aioqueue.job import Claimed, NewJob
+from aioqueue.job import Claimed
 from aioqueue.store import EPOCH, LOWEST_ID, NOT_OWNED, WORKER_DEAD, LaneQuestion, LaneScan, Store, Tick
+from benchmarks.mixed_jobs import NewJob, enqueue_many
 from tests.life_model import LANES, QUEUES, SUSPECTS, Life, Open, World
 from tests.postgres import Database
 from tests.sql.engine import Session, changed, entry
@@ -321,7 +322,7 @@ class LifeOfJobs(RuleBasedStateMachine):
             Life(UUID(int=self.next_number() << 64), queue, priority, tenant, max_attempts, LANES[QUEUES.index(line)])
             for _ in range(number)
         ]
-        await actor.session.store.enqueue_many(actor.session.conn, [self.new_job(life, delay) for life in lives])
+        await enqueue_many(actor.session.store, actor.session.conn, [self.new_job(life, delay) for life in lives])
         self.world.put(actor.open, *(life if delay is None else life.scheduled(due=delay < 1) for life in lives))
 
     def new_job(self, life: Life, delay: float | None) -> NewJob:
@@ -336,7 +337,7 @@ class LifeOfJobs(RuleBasedStateMachine):
         actor = self.actors[who]
         life = self.pick_job(actor.open, pick)
         if life is not None and (actor.open is None or not actor.open.only_enqueues):
-            await actor.session.store.enqueue_many(actor.session.conn, [self.new_job(life, None)])
+            await enqueue_many(actor.session.store, actor.session.conn, [self.new_job(life, None)])
 
     @step(who=WHO, pick=PICK, tenant=st.sampled_from((None, "own", "wrong")))
     async def cancel(self, who: int, pick: int, tenant: str | None) -> None:
@@ -558,7 +559,7 @@ class LifeOfJobs(RuleBasedStateMachine):
         await self.open(actor, made)
         if enqueues:
             child = Life(UUID(int=self.next_number() << 64), *QUEUES[0], hand.tenant, 5, LANES[0])
-            await actor.session.store.enqueue_many(actor.session.conn, [self.new_job(child, None)])
+            await enqueue_many(actor.session.store, actor.session.conn, [self.new_job(child, None)])
             self.world.put(made, child)
         number = str(self.next_number())
         if life.held_by(hand):

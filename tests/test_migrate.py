@@ -12,9 +12,10 @@ from psycopg import sql
 
 from aioqueue import migrate
 from aioqueue.errors import ConfigurationError, SchemaError
-from aioqueue.job import NewJob, new_job_id
+from aioqueue.job import new_job_id
 from aioqueue.sql import Migration, functions, migrations, place, quote_schema
 from aioqueue.store import Store
+from benchmarks.mixed_jobs import NewJob, enqueue_many
 from tests.postgres import Database, Server
 
 pytestmark = pytest.mark.anyio
@@ -100,7 +101,7 @@ async def test_two_schemas_in_one_database_know_nothing_of_each_other(fresh_data
         for schema, number in (("aioqueue", 1), (ODD, 2)):
             store = Store(schema)
             jobs = [NewJob(id=new_job_id(), task="t", payload="{}") for _ in range(number)]
-            await store.enqueue_many(conn, jobs)
+            await enqueue_many(store, conn, jobs)
             cursor = await conn.execute(
                 sql.SQL("SELECT count(*) FROM {}.jobs WHERE state = 'ready'").format(sql.Identifier(schema))
             )

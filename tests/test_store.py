@@ -14,8 +14,8 @@ from psycopg.rows import dict_row
 
 from aioqueue.errors import ConfigurationError
 from aioqueue.floor import Snapshot
-from aioqueue.job import NewJob, Position, lane, new_job_id, new_job_ids
-from aioqueue.new_jobs import NewJobs, new_job_json
+from aioqueue.job import Position, lane, new_job_id, new_job_ids
+from aioqueue.new_jobs import NewJobs
 from aioqueue.sql import as_sql, functions, quote_schema
 from aioqueue.store import (
     EPOCH,
@@ -27,6 +27,7 @@ from aioqueue.store import (
     LaneScan,
     Store,
 )
+from benchmarks.mixed_jobs import NewJob, enqueue_many, split
 
 pytestmark = pytest.mark.anyio
 LANE = lane("default", 0)
@@ -48,13 +49,21 @@ async def register(store: Store, conn: Conn) -> int:
     return worker
 
 
+def as_read(jobs: NewJobs) -> dict[str, Any]:
+    """The only job of these as the server reads it."""
+    options, ids, payload = jobs.parameters
+    return {**json.loads(options), "id": str(UUID(ids[1:-1])), "payload": json.loads(payload)}
+
+
 @given(task=names, queue=names, tenant=st.none() | names, delay=st.none() | st.floats(0, 1e8), number=st.integers())
 def test_a_job_as_json_reads_back_as_it_was(task: str, queue: str, tenant: str | None, delay: float | None, number: int) -> None:
     payload = json.dumps({"n": number, "t": task}, ensure_ascii=False)
-    job = NewJob(id=new_job_id(), task=task, payload=payload, queue=queue, tenant=tenant, delay=delay, priority=0)
-    facts = {"id": str(job.id), "task": task, "queue": queue, "priority": 0, "tenant": tenant, "delay": delay}
+    job_id = new_job_id()
+    jobs = NewJobs(task=task, ids=[job_id], payloads=[payload], queue=queue, tenant=tenant, delay=delay, priority=0)
+    facts = {"id": str(job_id), "task": task, "queue": queue, "priority": 0, "tenant": tenant, "delay": delay}
     expected = {name: value for name, value in facts.items() if value is not None}
-    assert json.loads(new_job_json(job)) == {**expected, "payload": json.loads(payload)}
+    assert as_read(jobs) == {**expected, "payload": json.loads(payload)}
+    assert json.loads(split(jobs)[0].json) == {**expected, "payload": json.loads(payload)}
 
 
 def test_the_jobs_of_one_enqueue_are_options_ids_and_lines() -> None:
@@ -65,7 +74,7 @@ def test_the_jobs_of_one_enqueue_are_options_ids_and_lines() -> None:
     assert hexes[1:-1].split(",") == [job_id.hex for job_id in ids]
     assert payloads.split("\n") == ["[0]", "[1]", "[2]"]
     each = [NewJob(id=job_id, task="t", payload=f"[{n}]", delay=1.0, tenant="ü") for n, job_id in enumerate(ids)]
-    assert (list(jobs), jobs[-1], jobs[1:], len(jobs)) == (each, each[-1], each[1:], 3)
+    assert split(jobs) == each
 
 
 async def test_a_transaction_with_many_small_batches_takes_no_subtransactions(store: Store, owner: Conn) -> None:
@@ -77,11 +86,11 @@ async def test_a_transaction_with_many_small_batches_takes_no_subtransactions(st
 
 
 def test_options_that_are_none_are_left_to_the_database() -> None:
-    job = NewJob(id=LOWEST_ID, task="t", payload="[]")
-    assert json.loads(new_job_json(job)) == {"id": str(LOWEST_ID), "task": "t", "payload": []}
+    jobs = NewJobs(ids=[LOWEST_ID], task="t", payloads=["[]"])
+    assert as_read(jobs) == {"id": str(LOWEST_ID), "task": "t", "payload": []}
     aware = datetime(2030, 1, 2, 3, 4, 5, 678, tzinfo=timezone(timedelta(hours=5, minutes=45)))
-    job = NewJob(id=LOWEST_ID, task="t", payload="[]", run_at=aware)
-    assert json.loads(new_job_json(job))["run_at"] == "2030-01-02T03:04:05.000678+05:45"
+    jobs = NewJobs(ids=[LOWEST_ID], task="t", payloads=["[]"], run_at=aware)
+    assert as_read(jobs)["run_at"] == "2030-01-02T03:04:05.000678+05:45"
 
 
 def test_a_schema_that_cannot_be_quoted_is_refused() -> None:
@@ -106,7 +115,7 @@ def test_the_sqlstates_are_those_that_the_functions_raise() -> None:
 async def test_run_at_with_microseconds_and_an_offset_is_kept(store: Store, owner: Conn) -> None:
     at = datetime(2999, 1, 2, 3, 4, 5, 123456, tzinfo=timezone(-timedelta(hours=3, minutes=30)))
     job = NewJob(id=new_job_id(), task="t", payload="{}", run_at=at)
-    await store.enqueue_many(owner, [job])
+    await enqueue_many(store, owner, [job])
     status = await store.job_status(owner, job.id)
     assert status is not None
     assert status.run_at == at
@@ -114,7 +123,7 @@ async def test_run_at_with_microseconds_and_an_offset_is_kept(store: Store, owne
 
 async def test_a_claimed_job_carries_its_fence(store: Store, owner: Conn) -> None:
     job = NewJob(id=new_job_id(), task="t", payload='{"a":  [1, "ü🐘"]}', queue="default", priority=0, tenant="T", max_attempts=2)
-    await store.enqueue_many(owner, [job])
+    await enqueue_many(store, owner, [job])
     worker = await register(store, owner)
     (claimed,) = (await store.claim(owner, worker=worker, lanes=[LaneScan(LANE, (0, LOWEST_ID), 1)], limit=1)).jobs
     assert claimed.fence == (worker, LANE, claimed.vt, job.id, 1)
@@ -134,7 +143,7 @@ async def test_extreme_numbers_pass(store: Store, owner: Conn) -> None:
 
 async def test_a_tick_as_nouns(store: Store, owner: Conn) -> None:
     ids = [new_job_id() for _ in range(2)]
-    await store.enqueue_many(owner, [NewJob(id=i, task="t", payload="{}", queue="default", priority=0) for i in ids])
+    await enqueue_many(store, owner, [NewJob(id=i, task="t", payload="{}", queue="default", priority=0) for i in ids])
     worker = await register(store, owner)
     tick = await store.tick(owner, worker=worker, questions=[LaneQuestion(LANE, 0, (0, LOWEST_ID), 10_000)])
     assert tick.firsts == [Position(1_000, ids[0])]
@@ -151,24 +160,25 @@ async def test_the_callers_row_factory_and_settings_do_not_matter(store: Store, 
         await conn.execute("SET search_path = pg_temp")
         await conn.execute("SET timezone = 'Asia/Kathmandu'")
         worker = await register(store, conn)
-        job = NewJob(id=new_job_id(), task="t", payload="{}", queue="default", priority=0, tenant="T")
+        job_id = new_job_id()
+        jobs = NewJobs(ids=[job_id], task="t", payloads=["{}"], queue="default", priority=0, tenant="T")
         for _ in range(2):
-            assert await store.enqueue_many(conn, [job]) > 0
+            assert await store.enqueue_alike(conn, jobs) > 0
         (claimed,) = (await store.claim(conn, worker=worker, lanes=[LaneScan(LANE, (0, LOWEST_ID), 1)], limit=1)).jobs
         assert claimed.tenant == "T"
         assert (await store.tick(conn, worker=worker, questions=[])).vts == []
-        status = await store.job_status(conn, job.id)
+        status = await store.job_status(conn, job_id)
         assert status is not None and status.worker == worker
-        assert [e.job_id for e in await store.read_outcomes(conn, [(job.id, "T")])] == [job.id]
-        outcome = {"j": str(job.id), "l": LANE, "v": claimed.vt, "a": 1, "o": "succeeded", "r": 5}
-        assert await store.record(conn, worker=worker, outcomes=[json.dumps(outcome)]) == {job.id: "succeeded"}
+        assert [e.job_id for e in await store.read_outcomes(conn, [(job_id, "T")])] == [job_id]
+        outcome = {"j": str(job_id), "l": LANE, "v": claimed.vt, "a": 1, "o": "succeeded", "r": 5}
+        assert await store.record(conn, worker=worker, outcomes=[json.dumps(outcome)]) == {job_id: "succeeded"}
         assert await store.rescue(conn, worker=worker, limit=1) is None
 
 
 async def test_tenants_that_look_like_arrays_are_tenants(store: Store, owner: Conn) -> None:
     for tenant in ("{}", "NULL", "a,b", '"', "\\", "T' OR true --"):
         job = NewJob(id=new_job_id(), task="t", payload="{}", tenant=tenant)
-        await store.enqueue_many(owner, [job])
+        await enqueue_many(store, owner, [job])
         assert len(await store.read_outcomes(owner, [(job.id, tenant), (job.id, "other")])) == 1
         status = await store.job_status(owner, job.id, tenant=tenant)
         assert status is not None and status.tenant == tenant
@@ -179,7 +189,7 @@ async def test_errors_of_the_database_come_as_they_are(store: Store, owner: Conn
         await store.claim(owner, worker=1, lanes=[], limit=1)
     assert caught.value.sqlstate == WORKER_DEAD
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="task: expected a name"):
-        await store.enqueue_many(owner, [NewJob(id=new_job_id(), task=" ", payload="{}")])
+        await enqueue_many(store, owner, [NewJob(id=new_job_id(), task=" ", payload="{}")])
 
 
 async def test_settings_are_local_to_the_transaction(store: Store, owner: Conn) -> None:

@@ -19,10 +19,11 @@ from pydantic import BaseModel, Field
 from aioqueue.context import JobContext, JobTransaction
 from aioqueue.definition import Holds, define
 from aioqueue.errors import InvalidOption, InvalidPayload, TaskDefinitionError, UnknownTask
-from aioqueue.job import Job, JobSource, NewJob
+from aioqueue.job import Job, JobSource
 from aioqueue.new_jobs import NewJobs
 from aioqueue.retry import Retry
 from aioqueue.task import Task, TaskRegistry
+from benchmarks.mixed_jobs import NewJob, split
 
 pytestmark = pytest.mark.anyio
 
@@ -45,10 +46,10 @@ class App(TaskRegistry):
         return 1000
 
     async def enqueue_jobs(self, jobs: NewJobs, parts: Iterable[NewJobs] = (), *, on: object | None) -> None:
-        self.calls.append((list(jobs.joined(parts)), on))
+        self.calls.append((split(jobs.joined(parts)), on))
 
     def enqueue_jobs_sync(self, jobs: NewJobs, parts: Iterable[NewJobs] = (), *, on: object | None) -> None:
-        self.calls.append((list(jobs.joined(parts)), on))
+        self.calls.append((split(jobs.joined(parts)), on))
 
     def handle(self, job_id: UUID, decode: Callable[[str], Any] | None, tenant: str | None, *, on: object | None) -> Job[Any]:
         return Job(job_id, source=cast(JobSource, None), decode=decode, tenant=tenant)

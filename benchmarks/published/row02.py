@@ -18,11 +18,12 @@ from psycopg_pool import AsyncConnectionPool
 
 from aioqueue.database import Database
 from aioqueue.demo.data import make_tables
-from aioqueue.job import Claimed, NewJob, lane, new_job_id
+from aioqueue.job import Claimed, lane, new_job_id
 from aioqueue.settings import PoolSettings, Settings
 from aioqueue.store import LOWEST_ID, LaneScan, Store
 from aioqueue.transaction import JobTransactions
 from benchmarks.kit import percentile
+from benchmarks.mixed_jobs import NewJob, enqueue_many
 
 from .stage import Place, Stage, Verdict, value
 
@@ -144,7 +145,7 @@ async def _claim(database: Database, store: Store, jobs: int) -> list[Claimed]:
             NewJob(id=new_job_id(), task="cost", payload="{}", queue="default", priority=0, tenant="1", max_attempts=1)
             for _ in range(jobs)
         ]
-        await store.enqueue_many(conn, new)
+        await enqueue_many(store, conn, new)
         scan = LaneScan(lane("default", 0), (0, LOWEST_ID), jobs)
         found: list[Claimed] = []
         while len(found) < jobs:

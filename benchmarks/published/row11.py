@@ -6,8 +6,9 @@ import asyncio
 import time
 from contextlib import AsyncExitStack
 
-from aioqueue.job import NewJob, lane, new_job_id
+from aioqueue.job import lane, new_job_id
 from aioqueue.store import LOWEST_ID, LaneScan, Store
+from benchmarks.mixed_jobs import NewJob, enqueue_many
 
 from .stage import Place, Stage, Verdict
 
@@ -74,7 +75,7 @@ async def _ours(place: Place, hold: float, verdict: Verdict) -> None:
             NewJob(id=new_job_id(), task="none", payload="{}", queue="default", priority=0, tenant=str(n % 7), max_attempts=1)
             for n in range(WORKERS * EACH)
         ]
-        await store.enqueue_many(conns[0], jobs)
+        await enqueue_many(store, conns[0], jobs)
         await conns[0].execute("BEGIN")
         held = (await store.claim(conns[0], worker=1, lanes=scans, limit=1)).jobs
 

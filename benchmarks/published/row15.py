@@ -15,8 +15,9 @@ import psycopg
 from psycopg import AsyncConnection
 
 from aioqueue import AioQueue, JobTransaction, PoolSettings, WorkerSettings
-from aioqueue.job import NewJob, lane, new_job_id
+from aioqueue.job import lane, new_job_id
 from aioqueue.store import LOWEST_ID, LaneScan, Store
+from benchmarks.mixed_jobs import NewJob, enqueue_many
 from benchmarks.pgbouncer import PROGRAM, pgbouncer
 
 from .processes import Processes, processes
@@ -193,8 +194,8 @@ async def _fair(stage: Stage, verdict: Verdict) -> str:
             conn, worker=1, host="published", pid=1, version="1", queues=["default"], concurrency=1, lease=3600.0, tasks=[]
         )
         for first in range(0, big, 5000):
-            await store.enqueue_many(conn, [job("big") for _ in range(min(5000, big - first))])
-        await store.enqueue_many(conn, [job(f"small {n}") for n in range(small) for _ in range(3)])
+            await enqueue_many(store, conn, [job("big") for _ in range(min(5000, big - first))])
+        await enqueue_many(store, conn, [job(f"small {n}") for n in range(small) for _ in range(3)])
         order: list[str] = []
         while len(order) < 4 * small:
             found = (await store.claim(conn, worker=1, lanes=[LaneScan(one, (0, LOWEST_ID), 100)], limit=100)).jobs

@@ -13,7 +13,8 @@ from uuid import UUID
 
 from psycopg import OperationalError
 
-from aioqueue.job import NewJob, new_job_id
+from aioqueue.job import new_job_id
+from benchmarks.mixed_jobs import NewJob, enqueue_many
 from tests.kit import PATIENCE
 from tests.sql.engine import Session
 
@@ -127,7 +128,7 @@ class Flow:
     async def enqueue(self, task: str, number: int = 1, *, payload: str = "{}", max_attempts: int = 5) -> list[UUID]:
         """Enqueue jobs of a task; their ids."""
         jobs = [NewJob(id=new_job_id(), task=task, payload=payload, max_attempts=max_attempts) for _ in range(number)]
-        await self.owner.store.enqueue_many(self.owner.conn, jobs)
+        await enqueue_many(self.owner.store, self.owner.conn, jobs)
         return [job.id for job in jobs]
 
     async def command(self, *arguments: str) -> str:

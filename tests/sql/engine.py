@@ -18,9 +18,10 @@ from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 
 from aioqueue.floor import LaneFloor
-from aioqueue.job import Claimed, NewJob, lane, new_job_id
+from aioqueue.job import Claimed, lane, new_job_id
 from aioqueue.sql import as_sql, functions
 from aioqueue.store import LOCKED, LOWEST_ID, Claims, LaneQuestion, LaneScan, Store, Tick
+from benchmarks.mixed_jobs import NewJob, enqueue_many
 
 T = TypeVar("T")
 LANE = lane("default", 0)
@@ -85,7 +86,7 @@ class Session:
         facts: dict[str, Any] = {"task": "t", "payload": "{}", "queue": "default", "priority": 0, "max_attempts": 5} | options
         every: list[dict[str, Any]] = [{"id": new_job_id(), **facts} for _ in range(number)]
         jobs = [NewJob(**each) for each in every]
-        await self.store.enqueue_many(self.conn, jobs)
+        await enqueue_many(self.store, self.conn, jobs)
         return [job.id for job in jobs]
 
     async def enqueue_one(self, **options: Any) -> UUID:

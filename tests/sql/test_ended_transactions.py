@@ -2,7 +2,8 @@
 
 import pytest
 
-from aioqueue.job import NewJob, new_job_id
+from aioqueue.job import new_job_id
+from benchmarks.mixed_jobs import NewJob, enqueue_many
 from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +30,7 @@ async def test_open_ones_and_those_to_come_have_not_ended(one: Session, two: Ses
 
 async def test_the_xid_that_an_enqueue_gives_is_its_transactions(one: Session, guest: Session) -> None:
     await one.begin()
-    xid = await one.store.enqueue_many(one.conn, [NewJob(id=new_job_id(), task="t", payload="{}")])
+    xid = await enqueue_many(one.store, one.conn, [NewJob(id=new_job_id(), task="t", payload="{}")])
     assert xid == int(await one.value("SELECT pg_current_xact_id()::text"))
     assert await guest.store.ended_transactions(guest.conn, [xid]) == set()
     await one.commit()

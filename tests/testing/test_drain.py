@@ -7,7 +7,8 @@ import anyio
 import pytest
 
 from aioqueue import AioQueue, JobState, LeaseSettings, testing
-from aioqueue.job import NewJob, new_job_id
+from aioqueue.job import new_job_id
+from benchmarks.mixed_jobs import NewJob, enqueue_many
 from tests.kit import MakeApp, Seen, passed
 from tests.sql.engine import Session
 from tests.testing.tasks import Broken, Order, register
@@ -104,7 +105,7 @@ async def test_a_time_limit_around_it_leaves_nothing_behind(app: AioQueue[Any], 
 
 async def test_a_task_that_is_not_here_is_said_so(app: AioQueue[Any], queue: testing.Queue, boss: Session) -> None:
     job = NewJob(id=new_job_id(), task="elsewhere", payload="{}")
-    await boss.store.enqueue_many(boss.conn, [job])
+    await enqueue_many(boss.store, boss.conn, [job])
     with pytest.raises(testing.JobsFailed, match="no task 'elsewhere'"):
         await queue.drain(include_scheduled=True)
 

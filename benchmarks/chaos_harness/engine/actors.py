@@ -11,7 +11,8 @@ import psycopg
 from psycopg import AsyncConnection, IsolationLevel
 from psycopg.rows import TupleRow
 
-from aioqueue.job import JobState, NewJob, new_job_id
+from aioqueue.job import JobState, new_job_id
+from benchmarks.mixed_jobs import NewJob, enqueue_many
 
 from .model import Chaos
 
@@ -116,7 +117,7 @@ class Enqueuer:
 
     async def _enqueue(self, conn: AsyncConnection[TupleRow], known: dict[UUID, float]) -> None:
         jobs = [self._job() for _ in range(self._random.choice(BURSTS[:2] if self._chaos.narrow else BURSTS))]
-        await self._chaos.store.enqueue_many(conn, jobs)
+        await enqueue_many(self._chaos.store, conn, jobs)
         now = time.time()
         known.update((job.id, now + (job.delay or 0.0)) for job in jobs)
 
