@@ -19,7 +19,10 @@ from aioqueue.new_jobs import NewJobs
 from aioqueue.sql import as_sql
 from aioqueue.store import Store
 
-ENQUEUE = "SELECT max(pg_current_xact_id()::text) FROM (SELECT FROM aioqueue.enqueue_many(%s::text::jsonb) LIMIT 1) j"
+ENQUEUE = """
+SELECT pg_catalog.max(pg_catalog.pg_current_xact_id()::pg_catalog.text)
+FROM (SELECT FROM aioqueue.enqueue_many(%s::pg_catalog.text::pg_catalog.jsonb) LIMIT 1) j
+"""
 
 
 @dataclass(kw_only=True)
