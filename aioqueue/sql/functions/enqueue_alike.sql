@@ -4,7 +4,7 @@
 -- In parts, of one transaction: the first says in "total" how many jobs they are all together, the others say 0. 64 parts of its
 -- size at most: positions are not to run away with what somebody says.
 -- Everything that enqueue_many says holds here: XID first, then clock and tags; locks nothing that others wait for.
--- From 100 jobs on a plain INSERT in a subtransaction is cheaper than to look for each id. Where one is there already it is undone,
+-- One job goes without a plan for many. From 100 jobs on a plain INSERT in a subtransaction is cheaper than to look for each id. Where one is there already it is undone,
 -- and they are looked for; of fewer, a transaction with more than 64 subtransactions would make all snapshots dearer.
 CREATE OR REPLACE FUNCTION aioqueue.enqueue_alike(p_options jsonb, p_ids uuid[], p_payloads text) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
@@ -38,7 +38,17 @@ BEGIN
     IF bad IS NOT NULL THEN
         RAISE invalid_parameter_value USING MESSAGE = 'job 1 of ' || n || ': ' || bad;
     END IF;
-    IF n >= 100 THEN
+    IF n = 1 THEN
+        INSERT INTO aioqueue.job (id, task, queue, tenant, priority, max_attempts, payload, created_at, run_at, key)
+        VALUES (p_ids[1], task_, queue_, coalesce(tenant_, ''), priority_, attempts, p_payloads::jsonb, at, due, key_)
+        ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN
+            PERFORM aioqueue.same_jobs(
+                jsonb_build_array(jsonb_build_object('payload', p_payloads::jsonb)), p_ids, ARRAY[task_], ARRAY[tenant_]);
+            RETURN xid;
+        END IF;
+        fresh := p_ids;
+    ELSIF n >= 100 THEN
         BEGIN
             INSERT INTO aioqueue.job (id, task, queue, tenant, priority, max_attempts, payload, created_at, run_at, key)
             SELECT e.id, task_, queue_, coalesce(tenant_, ''), priority_, attempts, e.payload::jsonb, at, due, key_
@@ -71,8 +81,12 @@ BEGIN
     ELSE
         apart := aioqueue.step(tenant_);
         tag := aioqueue.next_tag(lane, tenant_, apart, coalesce(least((p_options ->> 'total')::integer, 64 * n), cardinality(fresh)));
-        INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, spared)
-        SELECT lane, tag + apart * u.i, u.id, tenant_, 0, 0 FROM unnest(fresh) WITH ORDINALITY AS u (id, i);
+        IF n = 1 THEN
+            INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, spared) VALUES (lane, tag + apart, fresh[1], tenant_, 0, 0);
+        ELSE
+            INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, spared)
+            SELECT lane, tag + apart * u.i, u.id, tenant_, 0, 0 FROM unnest(fresh) WITH ORDINALITY AS u (id, i);
+        END IF;
     END IF;
     RETURN xid;
 END $$;
