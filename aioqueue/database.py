@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -89,6 +90,8 @@ class Database:
         self._dsn, self._listen_dsn = dsn, listen_dsn
         self._direct = None if listen_dsn is None else connection_string(listen_dsn)
         self._pool: Pool | None = None
+        self._made: weakref.WeakSet[PoolConnection] = weakref.WeakSet()
+        """The pool's connections, from when they could be lent."""
         self._shares: Shares[PoolConnection] = Shares(settings.size - RESERVED)
         self._lent: dict[PoolConnection, float] = {}
         """Those that jobs' transactions have, and since when."""
@@ -185,6 +188,7 @@ class Database:
         if self.rehearse is not None and not self.pooler:
             async with deadline(conn, self.settings.deadline):
                 await self.rehearse(conn)
+        self._made.add(conn)
 
     async def close(self) -> None:
         """Close the pool; connections in use are closed when they come back."""
@@ -236,7 +240,13 @@ class Database:
     def _timed_out(self, seconds: float, why: str) -> PoolTimeout:
         refusal = self._connector.refusal
         begin = f"no connection to the database within {seconds:g} s: "
-        return AllInUse(begin + why) if refusal is None else PoolTimeout(f"{begin}{refusal}")
+        if refusal is not None:
+            return PoolTimeout(f"{begin}{refusal}")
+        # After an outage the pool opens them after pauses: whoever waits meanwhile waits for the server, not for others.
+        opening = sum(not conn.closed for conn in self._made) < self.settings.size
+        if opening and self._pool is not None and self._pool.get_stats()["requests_waiting"]:
+            return PoolTimeout(f"{begin}not all are open yet")
+        return AllInUse(begin + why)
 
     @contextlib.asynccontextmanager
     async def runtime(self, seconds: float | None = None) -> AsyncIterator[PoolConnection]:

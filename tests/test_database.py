@@ -15,7 +15,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from aioqueue import database as database_module
 from aioqueue.connector import CLIENT, ISOLATION, KEEPALIVES, connection_string
-from aioqueue.database import RESERVED, Database, NoFreeConnection, connection_lost, deadline
+from aioqueue.database import RESERVED, AllInUse, Database, NoFreeConnection, connection_lost, deadline
 from aioqueue.errors import ConfigurationError
 from aioqueue.pool_connection import PoolConnection, sever
 from aioqueue.pooler import SESSION
@@ -312,6 +312,35 @@ async def test_callers_leave_the_last_two_connections_to_the_runtime(pool: Datab
         assert len(set(held)) == pool.settings.size
     async with pool.for_caller(), lent(pool, 1):
         pass
+
+
+async def test_who_waits_while_connections_are_opened_is_not_told_that_others_have_them(worker_dsn: str) -> None:
+    """As after a crash of the server: an enqueue tries again then, while behind others it would only make things worse."""
+    answers = asyncio.Event()
+
+    async def rehearse(conn: AsyncConnection[Any]) -> None:
+        await answers.wait()
+
+    database = Database(worker_dsn, PoolSettings())
+    database.rehearse = rehearse
+    await database.open()
+    try:
+        for get in (database.runtime, database.for_caller):
+            with pytest.raises(PoolTimeout, match="not all are open yet") as caught:
+                async with get(0.01):
+                    pass
+            assert not isinstance(caught.value, AllInUse)
+        answers.set()
+        async with AsyncExitStack() as stack:
+            for _ in range(database.settings.size):
+                await stack.enter_async_context(database.runtime(60))
+            for get in (database.runtime, database.for_caller):
+                with pytest.raises(AllInUse, match="all are in use"):
+                    async with get(0.01):
+                        pass
+    finally:
+        answers.set()
+        await database.close()
 
 
 async def test_one_caller_comes_through_while_jobs_have_their_whole_share(pool: Database) -> None:
