@@ -221,7 +221,7 @@ async def test_a_job_that_runs_is_not_taken_for_one_of_a_lost_claim(
         cuts = [1]
 
         async def cut(conn: AsyncConnection[Any], **options: Any) -> Any:
-            if cuts:
+            if cuts and options["limit"]:  # none are asked for on a new connection, which may be opened meanwhile
                 cuts.pop()
                 sever(conn)
             return await claim(conn, **options)
