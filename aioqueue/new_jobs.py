@@ -6,7 +6,6 @@ They differ in id and payload only, and are kept as lists of these: an object fo
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -41,22 +40,21 @@ class NewJobs:
         return replace(self, ids=ids, payloads=payloads, total=None) if len(every) > 1 else self
 
     @property
-    def parameters(self) -> tuple[str, str, str]:
-        """What sql/functions/enqueue_alike.sql takes: options, ids, and payloads, one a line."""
-        facts = {
-            "task": self.task,
-            "queue": self.queue,
-            "priority": self.priority,
-            "tenant": self.tenant,
-            "delay": self.delay,
-            "run_at": None if self.run_at is None else self.run_at.isoformat(),
-            "max_attempts": self.max_attempts,
-            "key": self.key,
-            "total": self.total,
-        }
-        options = json.dumps({name: value for name, value in facts.items() if value is not None}, ensure_ascii=False)
-        ids = ",".join([f"{job_id.int:032x}" for job_id in self.ids])
-        return options, f"{{{ids}}}", "\n".join(self.payloads)
+    def parameters(self) -> tuple[str | None, ...]:
+        """What sql/functions/enqueue_alike.sql takes: ids, payloads, one a line, and options."""
+        return (
+            f"{{{','.join([f'{job_id.int:032x}' for job_id in self.ids])}}}",
+            "\n".join(self.payloads),
+            self.task,
+            self.tenant,
+            self.queue,
+            None if self.priority is None else str(self.priority),
+            None if self.delay is None else f"{self.delay:f}",
+            None if self.run_at is None else self.run_at.isoformat(),
+            None if self.max_attempts is None else str(self.max_attempts),
+            self.key,
+            None if self.total is None else str(self.total),
+        )
 
 
 class Parts:

@@ -50,8 +50,9 @@ _NO_FACTS: dict[str, Any] = {"task": "", "queue": "", "priority": 0, "max_attemp
 
 _CALLS = {
     # Types by their whole names where user code may have run before: a temporary table of that name would be found first.
-    "enqueue_alike": "SELECT aioqueue.enqueue_alike(%s::pg_catalog.text::pg_catalog.jsonb,"
-    " %s::pg_catalog.text::pg_catalog.uuid[], %s::pg_catalog.text)",
+    "enqueue_alike": "SELECT aioqueue.enqueue_alike(%s::pg_catalog.uuid[], %s::pg_catalog.text, %s::pg_catalog.text,"
+    " %s::pg_catalog.text, %s::pg_catalog.text, %s::pg_catalog.int4, %s::pg_catalog.interval, %s::pg_catalog.timestamptz,"
+    " %s::pg_catalog.int4, %s::pg_catalog.text, %s::pg_catalog.int4)",
     "known_tasks": "SELECT aioqueue.known_tasks()",
     "claim": "SELECT * FROM aioqueue.claim(%s::bigint, %s::bigint[], %s::bigint[], %s::uuid[],"
     " %s::integer[], %s::integer[], %s::integer, %s::text::jsonb)",

@@ -35,7 +35,7 @@ class Trip:
 
     def __init__(self, conn: PoolConnection) -> None:
         self._conn = conn
-        self._calls: list[tuple[bytes, list[bytes], bool]] = []
+        self._calls: list[tuple[bytes, list[bytes | None], bool]] = []
         self._new: list[Key] = []
         """The keys of what is prepared on the way, while it is not known to be."""
         self.prepared = 0
@@ -48,7 +48,7 @@ class Trip:
 
     def add(self, text: bytes, values: Iterable[object] = (), *, prepare: bool = False) -> int:
         """Add a statement, to be prepared on the server if the connection prepares any; its place among the answers."""
-        self._calls.append((text, [str(value).encode() for value in values], prepare))
+        self._calls.append((text, [None if value is None else str(value).encode() for value in values], prepare))
         return len(self._calls) - 1
 
     async def run(self, seconds: float) -> list[PGresult]:

@@ -107,7 +107,7 @@ MAKING = {
     "enqueue": "SELECT aioqueue.enqueue('t', tenant => 'mine', id => %s)",
     "enqueue_many": "SELECT aioqueue.enqueue_many(jsonb_build_array("
     "jsonb_build_object('task', 't', 'tenant', 'mine', 'id', %s::uuid)))",
-    "enqueue_alike": """SELECT aioqueue.enqueue_alike('{"task": "t", "tenant": "mine"}', ARRAY[%s::uuid], '{}')""",
+    "enqueue_alike": "SELECT aioqueue.enqueue_alike(ARRAY[%s::uuid], '{}', 't', 'mine')",
 }
 
 

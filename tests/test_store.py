@@ -49,10 +49,15 @@ async def register(store: Store, conn: Conn) -> int:
     return worker
 
 
+OPTIONS = ("task", "tenant", "queue", "priority", "delay", "run_at", "max_attempts", "key", "total")
+
+
 def as_read(jobs: NewJobs) -> dict[str, Any]:
     """The only job of these as the server reads it."""
-    options, ids, payload = jobs.parameters
-    return {**json.loads(options), "id": str(UUID(ids[1:-1])), "payload": json.loads(payload)}
+    ids, payload, *given = jobs.parameters
+    assert ids is not None and payload is not None
+    options = {name: value for name, value in zip(OPTIONS, given, strict=True) if value is not None}
+    return {**options, "id": str(UUID(ids[1:-1])), "payload": json.loads(payload)}
 
 
 @given(task=names, queue=names, tenant=st.none() | names, delay=st.none() | st.floats(0, 1e8), number=st.integers())
@@ -62,15 +67,17 @@ def test_a_job_as_json_reads_back_as_it_was(task: str, queue: str, tenant: str |
     jobs = NewJobs(task=task, ids=[job_id], payloads=[payload], queue=queue, tenant=tenant, delay=delay, priority=0)
     facts = {"id": str(job_id), "task": task, "queue": queue, "priority": 0, "tenant": tenant, "delay": delay}
     expected = {name: value for name, value in facts.items() if value is not None}
-    assert as_read(jobs) == {**expected, "payload": json.loads(payload)}
+    texts = {name: f"{value:f}" if name == "delay" else str(value) for name, value in expected.items()}
+    assert as_read(jobs) == {**texts, "payload": json.loads(payload)}
     assert json.loads(split(jobs)[0].json) == {**expected, "payload": json.loads(payload)}
 
 
 def test_the_jobs_of_one_enqueue_are_options_ids_and_lines() -> None:
     ids = new_job_ids(3)
     jobs = NewJobs(task="t", ids=ids, payloads=[f"[{n}]" for n in range(3)], delay=1.0, tenant="ü")
-    options, hexes, payloads = jobs.parameters
-    assert json.loads(options) == {"task": "t", "delay": 1.0, "tenant": "ü"}
+    hexes, payloads, *options = jobs.parameters
+    assert hexes is not None and payloads is not None
+    assert options == ["t", "ü", None, None, "1.000000", None, None, None, None]
     assert hexes[1:-1].split(",") == [job_id.hex for job_id in ids]
     assert payloads.split("\n") == ["[0]", "[1]", "[2]"]
     each = [NewJob(id=job_id, task="t", payload=f"[{n}]", delay=1.0, tenant="ü") for n, job_id in enumerate(ids)]

@@ -43,7 +43,10 @@ class Statements:
             return Statement(tuple(place(text, schema).split("%s")))
 
         self.enqueue_alike = made(
-            "SELECT aioqueue.enqueue_alike(CAST(%s AS text)::jsonb, CAST(CAST(%s AS text) AS uuid[]), CAST(%s AS text))"
+            "SELECT aioqueue.enqueue_alike(CAST(CAST(%s AS text) AS uuid[]), CAST(%s AS text), CAST(%s AS text), CAST(%s AS text),"
+            " CAST(%s AS text), CAST(CAST(%s AS text) AS integer), CAST(CAST(%s AS text) AS interval),"
+            " CAST(CAST(%s AS text) AS timestamptz), CAST(CAST(%s AS text) AS integer), CAST(%s AS text),"
+            " CAST(CAST(%s AS text) AS integer))"
         )
         """NewJobs.parameters → XID"""
         self.cancel_job = made(

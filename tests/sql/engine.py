@@ -260,15 +260,20 @@ async def changed(boss: Session, name: str, *changes: tuple[str, str]) -> AsyncI
 
 
 GATED = (
-    "RETURN coalesce",
-    f"IF current_setting('test.gate', true) = 'before' THEN PERFORM pg_advisory_lock({GATE}); END IF;"
-    " v := coalesce",
+    "LANGUAGE sql VOLATILE AS $$\n    SELECT",
+    "LANGUAGE plpgsql VOLATILE AS $$ DECLARE v bigint; BEGIN"
+    f" IF current_setting('test.gate', true) = 'before' THEN PERFORM pg_advisory_lock({GATE}); END IF; v :=",
 ), (
-    ", 0);\nEND $$;",
-    f", 0);\n IF current_setting('test.gate', true) = 'after' THEN PERFORM pg_advisory_lock({GATE}); END IF;"
-    " RETURN v;\nEND $$;",
-), ("AS $$\nBEGIN", "AS $$\nDECLARE v bigint;\nBEGIN")  # fmt: skip
+    "\n$$;", f"; IF current_setting('test.gate', true) = 'after' THEN PERFORM pg_advisory_lock({GATE}); END IF; RETURN v; END $$;",
+)  # fmt: skip
 """For `changed(boss, "virtual_time", *GATED)`: a session with test.gate set waits on GATE before or after it reads V."""
+
+NO_XID = (
+    "LANGUAGE sql VOLATILE AS $$\n    SELECT",
+    "LANGUAGE plpgsql VOLATILE AS $$ BEGIN"
+    " IF pg_current_xact_id_if_assigned() IS NULL THEN RAISE 'position before XID'; END IF; RETURN",
+), ("\n$$;", "; END $$;")  # fmt: skip
+"""For `changed(boss, "virtual_time", *NO_XID)`: it raises for a transaction that has no XID yet."""
 
 
 class Floors:

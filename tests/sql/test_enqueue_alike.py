@@ -11,7 +11,9 @@ from aioqueue.job import lane, new_job_ids
 from tests.sql.engine import Session, blocked
 
 pytestmark = pytest.mark.anyio
-CALL = "SELECT aioqueue.enqueue_alike(%s::jsonb, %s::uuid[], %s)"
+CALL = "SELECT aioqueue.enqueue_alike(%s::uuid[], %s, %s"
+TYPES = {"tenant": "text", "queue": "text", "priority": "int", "delay": "interval", "run_at": "timestamptz", "max_attempts": "int",
+         "key": "text", "total": "int"}  # fmt: skip
 SIZES = pytest.mark.parametrize("number", [4, 150])
 """From 100 on they are written in a subtransaction."""
 
@@ -19,7 +21,10 @@ SIZES = pytest.mark.parametrize("number", [4, 150])
 async def alike(session: Session, ids: list[UUID], payloads: list[Any] | None = None, **options: object) -> str:
     """Enqueue jobs with the payloads {"n": 0}, {"n": 1}, …, or those given; the XID."""
     lines = [json.dumps(payload) for payload in payloads or [{"n": n} for n in range(len(ids))]]
-    return str(await session.value(CALL, json.dumps({"task": "t", **options}), ids, "\n".join(lines)))
+    given = {"task": "t", **options}
+    task = given.pop("task")
+    named = "".join(f", p_{name} => %s::text::{TYPES[name]}" for name in given)
+    return str(await session.value(f"{CALL}{named})", ids, "\n".join(lines), task, *given.values()))
 
 
 async def as_one_object(session: Session, ids: list[UUID], payloads: list[Any] | None = None, **options: object) -> list[UUID]:
@@ -136,7 +141,7 @@ async def test_options_are_checked(boss: Session, one: Session) -> None:
 @pytest.mark.parametrize("lines", ["1", "1\n2\n3", '{"a":\n1}', "1\n", ""])
 async def test_lines_that_are_not_one_payload_for_each_id_are_refused(boss: Session, one: Session, lines: str) -> None:
     with pytest.raises(psycopg.Error, match=r"null value in column|invalid input syntax for type json"):
-        await one.value(CALL, '{"task": "t"}', new_job_ids(2), lines)
+        await one.value(f"{CALL})", new_job_ids(2), lines, "t")
     assert await boss.rows("SELECT count(*) FROM aioqueue.job") == [(0,)]
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="as many payloads as ids"):
         await as_one_object(one, new_job_ids(2), [1])

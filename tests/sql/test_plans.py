@@ -147,8 +147,7 @@ def test_enqueue_many(watched: Watched) -> None:
 @pytest.mark.parametrize("number", [1, 500])
 def test_enqueue_alike(watched: Watched, number: int) -> None:
     ids = [job_id(4, n) for n in range(number)]
-    options = '{"task": "t", "tenant": "T7"}'
-    plans, _ = watched.run("SELECT aioqueue.enqueue_alike(%s::jsonb, %s::uuid[], %s)", options, ids, "\n".join(["1"] * number))
+    plans, _ = watched.run("SELECT aioqueue.enqueue_alike(%s::uuid[], %s, 't', 'T7')", ids, "\n".join(["1"] * number))
     plans.check("live_tenant", "task_pkey", "tenant_pkey")
     assert plans.rows_touched() <= 1
 

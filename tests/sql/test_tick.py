@@ -10,7 +10,7 @@ from aioqueue.job import Position, lane, new_job_ids
 from aioqueue.new_jobs import NewJobs
 from aioqueue.store import LOWEST_ID, LaneQuestion
 from tests.sql.conftest import Connect
-from tests.sql.engine import GATE, GATED, LANE, Floors, Session, changed, entry
+from tests.sql.engine import GATE, GATED, LANE, NO_XID, Floors, Session, changed, entry
 
 pytestmark = pytest.mark.anyio
 
@@ -176,12 +176,8 @@ async def test_a_job_whose_transaction_took_its_position_before_its_xid_would_be
 
 
 async def test_every_way_into_live_takes_its_xid_before_it_reads_virtual_time(boss: Session, one: Session) -> None:
-    no_xid = (
-        "AS $$\nBEGIN",
-        "AS $$\nBEGIN\n IF pg_current_xact_id_if_assigned() IS NULL THEN RAISE 'position before XID'; END IF;",
-    )
     worker = await one.register()
-    async with changed(boss, "virtual_time", no_xid):
+    async with changed(boss, "virtual_time", *NO_XID):
         with pytest.raises(Exception, match="position before XID"):
             await boss.value("SELECT aioqueue.virtual_time(1)")
         await one.enqueue(4)

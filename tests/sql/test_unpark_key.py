@@ -3,7 +3,7 @@
 import pytest
 
 from aioqueue.job import lane
-from tests.sql.engine import LANE, Session, changed, limit_key
+from tests.sql.engine import LANE, NO_XID, Session, changed, limit_key
 
 pytestmark = pytest.mark.anyio
 CALL = "SELECT moved, first FROM aioqueue.unpark_key(%s, %s, 0, %s, %s)"
@@ -129,6 +129,5 @@ async def test_xid_first_then_virtual_time(boss: Session, one: Session) -> None:
     """As every row that enters live: otherwise a floor could pass it (test_tick.py)."""
     _, key = await park(one, 3)
     await one.limit("T", 10)
-    check = "BEGIN\n IF pg_current_xact_id_if_assigned() IS NULL THEN RAISE 'no XID'; END IF;\n"
-    async with changed(boss, "virtual_time", ("BEGIN\n", check)):
+    async with changed(boss, "virtual_time", *NO_XID):
         assert (await boss.rows(CALL, key, 1, 0, 100))[0][0] == 1

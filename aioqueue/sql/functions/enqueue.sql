@@ -9,9 +9,8 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
     job_id uuid := coalesce(enqueue.id, aioqueue.uuidv7());
 BEGIN
-    PERFORM aioqueue.enqueue_alike(jsonb_build_object(
-        'task', enqueue.task, 'tenant', enqueue.tenant, 'queue', enqueue.queue, 'priority', enqueue.priority,
-        'delay', enqueue.delay, 'run_at', enqueue.run_at, 'max_attempts', enqueue.max_attempts, 'key', enqueue.key),
-        ARRAY[job_id], coalesce(enqueue.payload::text, 'null'));
+    PERFORM aioqueue.enqueue_alike(
+        ARRAY[job_id], coalesce(enqueue.payload::text, 'null'), enqueue.task, enqueue.tenant, enqueue.queue, enqueue.priority,
+        enqueue.delay, enqueue.run_at, enqueue.max_attempts, enqueue.key);
     RETURN job_id;
 END $$;

@@ -21,7 +21,9 @@ BEGIN
         END IF;
         SELECT coalesce(array_agg(e::uuid), '{}') INTO ids FROM jsonb_array_elements_text(jobs -> 'ids') AS e;
         PERFORM aioqueue.enqueue_alike(
-            jobs - '{ids,payloads}'::text[], ids, (SELECT string_agg(e::text, E'\n') FROM jsonb_array_elements(jobs -> 'payloads') AS e));
+            ids, (SELECT string_agg(e::text, E'\n') FROM jsonb_array_elements(jobs -> 'payloads') AS e), jobs ->> 'task', jobs ->> 'tenant',
+            jobs ->> 'queue', (jobs ->> 'priority')::integer, (jobs ->> 'delay')::interval, (jobs ->> 'run_at')::timestamptz,
+            (jobs ->> 'max_attempts')::integer, jobs ->> 'key');
         RETURN QUERY SELECT unnest(ids);
         RETURN;
     END IF;

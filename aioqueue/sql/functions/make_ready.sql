@@ -12,7 +12,7 @@ BEGIN
     SELECT g.lane, g.tag + g.step * o.n, p_job_ids[o.i], g.tenant, p_attempts[o.i], p_spared[o.i]
       FROM (SELECT y.lane, y.tenant, y.members, y.step, aioqueue.next_tag(y.lane, y.tenant, y.step, cardinality(y.members)) AS tag
               FROM (SELECT x.lane, x.tenant, array_agg(x.i) AS members,
-                           CASE WHEN weighted THEN aioqueue.step(x.tenant) ELSE 1000 END AS step
+                           CASE WHEN weighted THEN (SELECT s.step FROM aioqueue.step(x.tenant) s) ELSE 1000 END AS step
                       FROM unnest(p_lanes, p_tenants) WITH ORDINALITY AS x (lane, tenant, i)
                      GROUP BY x.lane, x.tenant) y) g,
            unnest(g.members) WITH ORDINALITY AS o (i, n);

@@ -55,7 +55,8 @@ BEGIN
         PERFORM pg_catalog.pg_current_xact_id();
         INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, spared)
         SELECT g.lane, g.v + g.step * o.n, ids[o.i], g.tenant, attempts[o.i], spareds[o.i]
-          FROM (SELECT x.lane, x.tenant, array_agg(x.i) AS members, aioqueue.virtual_time(x.lane) AS v, aioqueue.step(x.tenant) AS step
+          FROM (SELECT x.lane, x.tenant, array_agg(x.i) AS members, aioqueue.virtual_time(x.lane) AS v,
+                       (SELECT s.step FROM aioqueue.step(x.tenant) s) AS step
                   FROM unnest(lanes, tenants) WITH ORDINALITY AS x (lane, tenant, i) GROUP BY x.lane, x.tenant) g,
                unnest(g.members) WITH ORDINALITY AS o (i, n);
     ELSE
