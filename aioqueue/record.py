@@ -170,6 +170,7 @@ class Recorder:
                 self._writing -= 1
                 self._enough.set()
                 self._update_events()
+            del batch  # an idle worker keeps no results in memory
 
     def _update_events(self) -> None:
         _set_if(self._room, len(self._pending) < self._capacity)
