@@ -11,6 +11,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
 from typing import Any
 
 import psycopg
@@ -21,6 +22,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from .connector import POOL, POOL_LOGGER, Connector, connection_string
 from .errors import AioQueueError, ConfigurationError
+from .overdue import Overdue
 from .pool_connection import PoolConnection, sever
 from .pooler import SharedConnection, refuses_options, through_pooler
 from .settings import PoolSettings
@@ -59,6 +61,8 @@ def connection_lost(error: BaseException) -> bool:
 
 Pool = AsyncConnectionPool[PoolConnection]
 
+_lent: Overdue[PoolConnection] = Overdue(sever)
+
 
 class AllInUse(PoolTimeout):
     """Every connection was in use for too long; the server refuses none. To ask again would make it worse."""
@@ -77,6 +81,44 @@ async def _put(conn: PoolConnection) -> None:
     pool = conn._pool
     if isinstance(pool, AsyncConnectionPool):
         await pool.putconn(conn)
+
+
+class Lent:
+    """A connection of the pool for a block, with a share of it for a caller's; see `Database.runtime` and `for_caller`."""
+
+    __slots__ = ("_conn", "_database", "_pool", "_seconds", "_share", "_under_way")
+
+    _conn: PoolConnection
+    _pool: Pool
+    _under_way: dict[PoolConnection, float]
+
+    def __init__(self, database: Database, seconds: float, *, share: Shares[PoolConnection] | None) -> None:
+        self._database = database
+        self._seconds = seconds
+        self._share = share
+
+    async def __aenter__(self) -> PoolConnection:
+        self._pool, self._conn = await self._database.take(self._seconds, self._share)
+        self._under_way = _lent.add(self._conn, self._seconds)
+        return self._conn
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        conn = self._conn
+        self._under_way.pop(conn, None)
+        try:
+            if isinstance(error, psycopg.Error) and self._database.lost(error):
+                await conn.close()
+            # What pool.connection() does, but for a COMMIT of nothing, which costs as much as the rest together.
+            if error is not None or conn.pgconn.transaction_status != TransactionStatus.IDLE:
+                await conn.__aexit__(kind, error, traceback)
+        finally:
+            try:
+                await self._pool.putconn(conn)
+            finally:
+                if self._share is not None:
+                    self._share.leave("caller")
 
 
 class Database:
@@ -209,20 +251,20 @@ class Database:
         self.losses += found
         return found
 
-    @contextlib.asynccontextmanager
-    async def _connection(self, wait: float) -> AsyncIterator[PoolConnection]:
-        pool = self._opened()
-        conn = await self._get(pool, wait)
+    async def take(self, seconds: float, share: Shares[PoolConnection] | None) -> tuple[Pool, PoolConnection]:
+        """Take a connection from the pool for `Lent`, within `seconds` and the time that the settings give it."""
+        pool, wait = self._opened(), min(seconds, self.settings.acquire_timeout)
+        if share is None:
+            return pool, await self._get(pool, wait)
         try:
-            yield conn
-            # What pool.connection() does, but for a COMMIT of nothing, which costs as much as the rest together.
-            if conn.info.transaction_status != TransactionStatus.IDLE:
-                await conn.__aexit__(None, None, None)
-        except BaseException as error:
-            await conn.__aexit__(type(error), error, error.__traceback__)
+            await share.enter("caller", wait=wait)
+        except TimeoutError:
+            raise self._timed_out(wait, "other calls and jobs have all there are") from self._connector.refusal
+        try:
+            return pool, await self._get(pool, wait)
+        except BaseException:
+            share.leave("caller")
             raise
-        finally:
-            await pool.putconn(conn)
 
     async def _get(self, pool: Pool, wait: float) -> PoolConnection:
         task = asyncio.current_task()
@@ -248,38 +290,19 @@ class Database:
             return PoolTimeout(f"{begin}not all are open yet")
         return AllInUse(begin + why)
 
-    @contextlib.asynccontextmanager
-    async def runtime(self, seconds: float | None = None) -> AsyncIterator[PoolConnection]:
+    def runtime(self, seconds: float | None = None) -> Lent:
         """Lend a worker's loop a connection in autocommit; shut it after `seconds` (default: the pool's deadline).
 
         One whose server is gone, or can only read (a demoted primary), is closed: the next call finds another server.
         """
-        limit = seconds or self.settings.deadline
-        async with self._connection(min(limit, self.settings.acquire_timeout)) as conn, deadline(conn, limit):
-            try:
-                yield conn
-            except psycopg.Error as error:
-                if self.lost(error):
-                    await conn.close()
-                raise
+        return Lent(self, seconds or self.settings.deadline, share=None)
 
-    @contextlib.asynccontextmanager
-    async def for_caller(self, seconds: float | None = None) -> AsyncIterator[PoolConnection]:
+    def for_caller(self, seconds: float | None = None) -> Lent:
         """Lend a connection as `runtime` does, to whoever is no worker's loop: however many these are, they delay no beat.
 
         PoolTimeout when none is free in time; such a call must not wait for another while it has one.
         """
-        limit = min(seconds or self.settings.deadline, self.settings.acquire_timeout)
-        try:
-            async with asyncio.timeout(limit):
-                await self._shares.enter("caller")
-        except TimeoutError:
-            raise self._timed_out(limit, "other calls and jobs have all there are") from self._connector.refusal
-        try:
-            async with self.runtime(seconds) as conn:
-                yield conn
-        finally:
-            self._shares.leave("caller")
+        return Lent(self, seconds or self.settings.deadline, share=self._shares)
 
     async def lend(self, wait: float | None, guest: object = None) -> PoolConnection:
         """Lend one to a job's transaction; `take_back` follows exactly if this returns. `guest`: see `promise`.

@@ -225,32 +225,33 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
 
     async def _enqueue_on_pool(self, jobs: NewJobs, parts: Iterable[NewJobs]) -> None:
         services = self.services("enqueue")
+        database, notifier, store = services.database, services.notifier, self.store
         # Every connection may have died in the pool; a server that hangs is not waited for without end.
         tries = max(TRIES, self.settings.pool.size + 1)
         give_up: float | None = None
         hinted = False
-        every = Parts(jobs, parts)
+        every = None if jobs.total is None else Parts(jobs, parts)
         seconds = self.settings.pool.deadline * max(1, -(-(jobs.total or 0) // AT_A_TIME))
         for attempt in range(1, tries + 1):
             try:
-                async with services.database.for_caller(seconds) as conn:
-                    with _refusals():
-                        if jobs.total is None and not services.database.pooler and services.notifier.take():
-                            hinted = await self.store.enqueue_and_notify(conn, jobs, seconds=seconds)
-                        elif jobs.total is None:
-                            await self.store.enqueue_alike(conn, jobs)
-                        else:
-                            await self.store.enqueue_parts(conn, every)
+                async with database.for_caller(seconds) as conn:
+                    if every is not None:
+                        await store.enqueue_parts(conn, every)
+                    elif database.pooler:
+                        await store.enqueue_alike(conn, jobs)
+                    else:
+                        hinted = await store.enqueue_alone(conn, jobs, notify=notifier.take())
                 break
             except psycopg.Error as error:
                 # Written or not, the same ids again make it exactly one job each. Waiting for others in vain is no loss.
                 lost = connection_lost(error) and not isinstance(error, AllInUse)
                 if attempt == tries or not lost or (give_up is not None and time.monotonic() > give_up):
-                    raise
+                    with _refusals():
+                        raise
                 give_up = give_up or time.monotonic() + self.settings.pool.deadline
                 await asyncio.sleep(random.uniform(0, PAUSE * attempt))
         if not hinted:
-            services.notifier.hint("ready")
+            notifier.hint("ready")
 
     @property
     def has_sessions(self) -> bool:

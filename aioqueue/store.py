@@ -16,7 +16,9 @@ from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, sql
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, adapters, sql
+from psycopg.adapt import Transformer
+from psycopg.pq import Format
 from psycopg.rows import TupleRow, tuple_row
 
 from .floor import Snapshot
@@ -24,7 +26,7 @@ from .job import AttemptError, Claimed, JobState, JobStatus, Position
 from .limit_store import LimitStore
 from .new_jobs import NewJobs
 from .pool_connection import PoolConnection
-from .pooler import execute_all, execute_in_thread
+from .pooler import SharedConnection, execute_all, execute_in_thread
 from .reading import array, pairs
 from .states import Progress
 from .trip import Trip
@@ -45,8 +47,13 @@ LOCKED = "locked"
 LOWEST_ID = UUID(int=0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+_CLAIMED = [
+    adapters.types[name].oid
+    for name in ("uuid", "int8", "int8", "int4", "int4", "text", "text", "text", "int2", "int4", "text", "int8")
+] + [adapters.types["int8"].array_oid]
+"""As what the columns of a claim are read: when a job was enqueued as the number that it is."""
 _FENCE = ("job_id", "lane", "vt", "attempt", "spared", "tenant", "keys")
-_NO_FACTS: dict[str, Any] = {"task": "", "queue": "", "priority": 0, "max_attempts": 0, "payload": "", "created_at": EPOCH}
+_NO_FACTS: dict[str, Any] = {"task": "", "queue": "", "priority": 0, "max_attempts": 0, "payload": "", "created": EPOCH}
 
 _CALLS = {
     # Types by their whole names where user code may have run before: a temporary table of that name would be found first.
@@ -197,23 +204,24 @@ class Store(LimitStore):
         """Write the jobs of one enqueue in the connection's transaction, return its XID; see sql/functions/enqueue_alike.sql."""
         return int(await self._value(conn, "enqueue_alike", *jobs.parameters))
 
-    async def enqueue_and_notify(self, conn: PoolConnection, jobs: NewJobs, *, seconds: float) -> bool:
-        """Do the same in a transaction of its own, with the hint in the next, in one round trip; whether the hint was sent.
+    async def enqueue_alone(self, conn: PoolConnection, jobs: NewJobs, *, notify: bool) -> bool:
+        """Do the same in a transaction of its own; `notify`: with the hint in the next, in the same round trip.
 
-        `conn` is in no transaction, and leads through no pooler. After `seconds` it is shut.
+        Whether the hint was sent. `conn` is in no transaction, and leads through no pooler.
         """
         trip, hint = Trip(conn), Trip(conn)
         trip.add(self.wired["enqueue_alike"], jobs.parameters, prepare=True)
-        hint.add(self.wired["notify"], ["ready"], prepare=True)
-        trip.then = hint
+        if notify:
+            hint.add(self.wired["notify"], ["ready"], prepare=True)
+            trip.then = hint
         try:
-            await trip.run(seconds)
+            await trip.run(None)
         except psycopg.Error:
             raise
         except BaseException:
             await conn.close()  # cancelled: its answers are still to come
             raise
-        return hint.error is None
+        return notify and hint.error is None
 
     async def enqueue_parts(self, conn: AsyncConnection[Any], parts: Iterable[NewJobs]) -> None:
         """Write the parts of one enqueue, all or none, in a transaction of their own; `conn` is in none.
@@ -221,6 +229,24 @@ class Store(LimitStore):
         The next part is made while the server writes those before.
         """
         await execute_all(conn, self.sql["enqueue_alike"], (part.parameters for part in parts))
+
+    async def _rows(
+        self, conn: AsyncConnection[Any], name: str, params: Sequence[object], *, types: Sequence[int] | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Run a statement of the worker's, and return its rows: on a connection of the pool without a cursor, in binary.
+
+        `types`: the oids of the types as which its columns are read there; default: their own.
+        """
+        if not isinstance(conn, PoolConnection) or isinstance(conn, SharedConnection):
+            return await (await self.execute(conn, name, params)).fetchall()
+        trip = Trip(conn, answers=Format.BINARY)
+        trip.add(self.wired[name], params, prepare=True)
+        (answer,) = await trip.run(None)
+        reader = Transformer(conn)
+        reader.set_pgresult(answer, set_loaders=types is None)
+        if types is not None:
+            reader.set_loader_types(types, Format.BINARY)
+        return reader.load_rows(0, answer.ntuples, tuple)
 
     async def known_tasks(self, conn: AsyncConnection[Any]) -> list[str]:
         """Names of the tasks that workers have registered."""
@@ -230,7 +256,7 @@ class Store(LimitStore):
         self, conn: AsyncConnection[Any], *, worker: int, lanes: Sequence[LaneScan], limit: int, key_floors: str = "{}"
     ) -> Claims:
         """Claim up to `limit` jobs; psycopg.Error with SQLSTATE AQ001 for a dead worker. `key_floors`: KeyFloors.held."""
-        cursor = await self.execute(
+        rows = await self._rows(
             conn,
             "claim",
             (
@@ -243,9 +269,10 @@ class Store(LimitStore):
                 limit,
                 key_floors,
             ),
+            types=_CLAIMED,
         )
         claims = Claims()
-        for row in await cursor.fetchall():
+        for row in rows:
             if row[0] is not None:
                 claims.jobs.append(Claimed(worker, *row))
             elif row[1] is not None:
@@ -273,7 +300,7 @@ class Store(LimitStore):
         due_to: datetime | None = None,
     ) -> Tick:
         """Publish and read virtual times, snapshot, and the answers to the floors' questions."""
-        cursor = await self.execute(
+        (row,) = await self._rows(
             conn,
             "tick",
             (
@@ -287,8 +314,6 @@ class Store(LimitStore):
                 due_to,
             ),
         )
-        row = await cursor.fetchone()
-        assert row is not None  # noqa: S101 - a function with OUT parameters returns one row
         return Tick(
             vts=row[0],
             clock=row[1],
@@ -332,8 +357,7 @@ class Store(LimitStore):
 
         The new state of each job that was still ours; None: there were successes only, and all were.
         """
-        cursor = await self.execute(conn, "record", _batch(worker, outcomes, succeeded, results))
-        rows = await cursor.fetchall()
+        rows = await self._rows(conn, "record", _batch(worker, outcomes, succeeded, results))
         return None if rows and rows[0][0] is None else dict(rows)
 
     async def finish(self, conn: AsyncConnection[Any], job: Claimed, *, expected: Mapping[str, str], result: str) -> None:

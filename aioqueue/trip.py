@@ -12,7 +12,7 @@ import psycopg
 from psycopg.abc import PQGen
 from psycopg.errors import error_from_result
 from psycopg.generators import fetch_many, send
-from psycopg.pq import ExecStatus
+from psycopg.pq import ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
 
 from .overdue import Overdue
@@ -33,8 +33,10 @@ def wired(text: str) -> bytes:
 class Trip:
     """The statements of one round trip, in order; after the first that fails no other is run."""
 
-    def __init__(self, conn: PoolConnection) -> None:
+    def __init__(self, conn: PoolConnection, *, answers: Format = Format.TEXT) -> None:
+        """`answers`: in which format the server sends them."""
         self._conn = conn
+        self._format = answers
         self._calls: list[tuple[bytes, list[bytes | None], bool]] = []
         self._new: list[Key] = []
         """The keys of what is prepared on the way, while it is not known to be."""
@@ -51,13 +53,14 @@ class Trip:
         self._calls.append((text, [None if value is None else str(value).encode() for value in values], prepare))
         return len(self._calls) - 1
 
-    async def run(self, seconds: float) -> list[PGresult]:
+    async def run(self, seconds: float | None) -> list[PGresult]:
         """Send them all and return the answers; after `seconds` the connection is shut. Raises the first psycopg.Error."""
-        under_way = _trips.add(self._conn, seconds)
+        under_way = None if seconds is None else _trips.add(self._conn, seconds)
         try:
             await self._conn.wait(self._talk(self._conn.pgconn))
         finally:
-            under_way.pop(self._conn, None)
+            if under_way is not None:
+                under_way.pop(self._conn, None)
         return self.answers
 
     def _talk(self, pgconn: PGconn) -> PQGen[None]:
@@ -86,7 +89,7 @@ class Trip:
             sent.append(False)
         for text, values, prepare in self._calls:
             if not prepare or known.prepare_threshold is None:
-                pgconn.send_query_params(text, values or None)
+                pgconn.send_query_params(text, values or None, result_format=self._format)
             else:
                 key: Key = (text, ())
                 name = known._names.get(key)
@@ -98,7 +101,7 @@ class Trip:
                     sent.append(key)
                 else:
                     known._names.move_to_end(key)
-                pgconn.send_query_prepared(name, values or None)
+                pgconn.send_query_prepared(name, values or None, result_format=self._format)
             sent.append(True)
         self.prepared = len(known._names)
         pgconn.pipeline_sync()

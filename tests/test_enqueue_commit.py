@@ -27,7 +27,7 @@ async def test_one_that_is_always_refused_is_prepared_once(app: AioQueue) -> Non
     async with app.services("this test").database.for_caller() as conn:
         for _ in range(4):
             with pytest.raises(psycopg.errors.InvalidParameterValue):
-                await app.store.enqueue_and_notify(conn, jobs, seconds=60)
+                await app.store.enqueue_alone(conn, jobs, notify=True)
         found = await conn.execute(PREPARED)
         assert await found.fetchone() == (1,)
 

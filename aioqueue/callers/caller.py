@@ -43,8 +43,8 @@ class Statements:
             return Statement(tuple(place(text, schema).split("%s")))
 
         self.enqueue_alike = made(
-            "SELECT aioqueue.enqueue_alike(CAST(CAST(%s AS text) AS uuid[]), CAST(%s AS text), CAST(%s AS text), CAST(%s AS text),"
-            " CAST(%s AS text), CAST(CAST(%s AS text) AS integer), CAST(CAST(%s AS text) AS interval),"
+            "SELECT aioqueue.enqueue_alike(CAST(CAST(%s AS text) AS uuid[]), CAST(%s AS text), CAST(%s AS text),"
+            " CAST(%s AS text), CAST(%s AS text), CAST(CAST(%s AS text) AS integer), CAST(CAST(%s AS text) AS interval),"
             " CAST(CAST(%s AS text) AS timestamptz), CAST(CAST(%s AS text) AS integer), CAST(%s AS text),"
             " CAST(CAST(%s AS text) AS integer))"
         )

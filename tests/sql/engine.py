@@ -264,7 +264,8 @@ GATED = (
     "LANGUAGE plpgsql VOLATILE AS $$ DECLARE v bigint; BEGIN"
     f" IF current_setting('test.gate', true) = 'before' THEN PERFORM pg_advisory_lock({GATE}); END IF; v :=",
 ), (
-    "\n$$;", f"; IF current_setting('test.gate', true) = 'after' THEN PERFORM pg_advisory_lock({GATE}); END IF; RETURN v; END $$;",
+    "\n$$;",
+    f"; IF current_setting('test.gate', true) = 'after' THEN PERFORM pg_advisory_lock({GATE}); END IF; RETURN v; END $$;",
 )  # fmt: skip
 """For `changed(boss, "virtual_time", *GATED)`: a session with test.gate set waits on GATE before or after it reads V."""
 

@@ -12,8 +12,8 @@ from tests.sql.engine import Session, blocked
 
 pytestmark = pytest.mark.anyio
 CALL = "SELECT aioqueue.enqueue_alike(%s::uuid[], %s, %s"
-TYPES = {"tenant": "text", "queue": "text", "priority": "int", "delay": "interval", "run_at": "timestamptz", "max_attempts": "int",
-         "key": "text", "total": "int"}  # fmt: skip
+TYPES = {"priority": "int", "delay": "interval", "run_at": "timestamptz", "max_attempts": "int", "total": "int"}
+"""Those of the options that are not text."""
 SIZES = pytest.mark.parametrize("number", [4, 150])
 """From 100 on they are written in a subtransaction."""
 
@@ -23,7 +23,7 @@ async def alike(session: Session, ids: list[UUID], payloads: list[Any] | None = 
     lines = [json.dumps(payload) for payload in payloads or [{"n": n} for n in range(len(ids))]]
     given = {"task": "t", **options}
     task = given.pop("task")
-    named = "".join(f", p_{name} => %s::text::{TYPES[name]}" for name in given)
+    named = "".join(f", p_{name} => %s::text::{TYPES.get(name, 'text')}" for name in given)
     return str(await session.value(f"{CALL}{named})", ids, "\n".join(lines), task, *given.values()))
 
 
