@@ -240,7 +240,12 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
                     elif database.pooler:
                         await store.enqueue_alike(conn, jobs)
                     else:
-                        hinted = await store.enqueue_alone(conn, jobs, notify=notifier.take())
+                        carries = notifier.take()
+                        try:
+                            hinted = await store.enqueue_alone(conn, jobs, notify=carries)
+                        finally:
+                            if carries and not hinted:
+                                notifier.hint("ready")
                 break
             except psycopg.Error as error:
                 # Written or not, the same ids again make it exactly one job each. Waiting for others in vain is no loss.

@@ -10,11 +10,12 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from aioqueue import wakeup
 from aioqueue.callers.transactions import SeenByStatus
 from aioqueue.database import Database
 from aioqueue.events import Observers
 from aioqueue.job import new_job_id
-from aioqueue.listen import Listener
+from aioqueue.listen import Kind, Listener
 from aioqueue.settings import PoolSettings
 from aioqueue.store import Store
 from aioqueue.wakeup import Notifier
@@ -140,6 +141,23 @@ async def test_ten_thousand_hints_are_one_notification(process: Process) -> None
     await process.ears.wait("done", 1)
     assert process.ears.heard == {"ready": 2, "done": 1}
     assert process.store.sent == ["ready", "done", "ready"]
+
+
+async def test_who_takes_a_hint_that_waits_sends_it_or_gives_it_back(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing awaits here between the first hint and the last take: the timer comes too late."""
+    monkeypatch.setattr(wakeup, "CARRY", 0.0)
+    kinds: list[Kind] = ["ready", "done"]
+    for kind in kinds:
+        process.notifier.hint(kind)
+        assert process.notifier.take() is (kind == "ready"), "what others have to say is the timer's"
+    await process.ears.wait("done", 1)
+    assert process.store.sent == ["done"]
+    process.notifier.hint("ready")
+    assert process.notifier.take()
+    process.notifier.hint("ready")
+    await process.ears.wait("ready", 1)
+    monkeypatch.setattr(wakeup, "CARRY", 60.0)
+    assert not process.notifier.take(), "one was sent just now"
 
 
 async def test_the_hint_follows_the_commit(process: Process, caller: Session) -> None:
