@@ -29,8 +29,10 @@ class Identity:
     @classmethod
     def of(cls, job: Claimed, tenants: TenantSettings) -> Identity:
         """Return a job's. Raises ConfigurationError where `values` or `role` give what cannot be set, and what they raise."""
-        facts = JobFacts(job)
         settings = {tenants.setting: job.tenant or ""}
+        if tenants.values is None and (tenants.role is None or isinstance(tenants.role, str)):
+            return cls(settings, tenants.role)
+        facts = JobFacts(job)
         if tenants.values is not None:
             for name, value in tenants.values(facts).items():
                 check_setting_name("tenants values", name)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import psycopg
@@ -41,13 +41,22 @@ KEEP_ROLE = b"SELECT pg_catalog.set_config($1, pg_catalog.current_setting('role'
 
 
 @cache
-def _set_config(number: int, *, local: bool, first: str = "") -> bytes:
-    pairs = (f"pg_catalog.set_config(${n}, ${n + 1}, {str(local).lower()})" for n in range(1, 2 * number, 2))
-    return f"SELECT {first}{', '.join(pairs)}".encode()
+def _set_config(number: int) -> bytes:
+    calls = (f"pg_catalog.set_config(${n}, ${n + 1}, false)" for n in range(1, 2 * number, 2))
+    return f"SELECT {', '.join(calls)}".encode()
 
 
-def _set_local(number: int) -> bytes:
-    return _set_config(number, local=True, first="pg_catalog.current_setting('role'), ")
+@lru_cache(maxsize=100)
+def _set_local(given: int, names: tuple[str, ...]) -> bytes:
+    """Set as many settings whose names are given with their values, and then those of `names`, which are our own."""
+    named = [f"pg_catalog.set_config(${n}, ${n + 1}, true)" for n in range(1, 2 * given, 2)]
+    own = [f"pg_catalog.set_config('{name}', ${n}, true)" for n, name in enumerate(names, 2 * given + 1)]
+    return f"SELECT pg_catalog.current_setting('role'), {', '.join(named + own)}".encode()
+
+
+def _is_gone(error: psycopg.Error) -> bool:
+    """Whether one of the runtime's statements is not prepared any more, rather than one that a trigger has executed by name."""
+    return isinstance(error, psycopg.errors.InvalidSqlStatementName) and error.diag.context is None
 
 
 def check_end(conn: AsyncConnection[Any], given: JobConnection, nesting: Nesting, *, in_use: bool) -> None:
@@ -133,11 +142,14 @@ class OpenTransaction:
         self._conn = conn
         values = self._terms.local_settings(self._seconds, server_version=conn.pgconn.server_version)
         trip = self._beginning = Trip(conn)
-        trip.add(conn._get_tx_start_command())
+        trip.add(conn._get_tx_start_command(), prepare=True)
         if isinstance(conn, SharedConnection):
             values["client_connection_check_interval"] = SESSION["client_connection_check_interval"]
             self._add_scrub(trip)  # of strangers: behind a pooler the session was theirs
-        trip.add(_set_local(len(values)), itertools.chain.from_iterable(values.items()), prepare=True)
+        given = self._identity.settings
+        names = tuple(name for name in values if name not in given)
+        texts = *itertools.chain.from_iterable(given.items()), *(values[name] for name in names)
+        trip.add(_set_local(len(given), names), texts, prepare=True)
         if self._identity.role is not None:
             trip.add(SET_ROLE, [self._identity.role])
         return trip
@@ -153,7 +165,7 @@ class OpenTransaction:
         Raises LeaseLost, TransactionViolation, or the psycopg.Error with which the server refused: nothing was committed
         then. Returns only when it is committed, also when COMMIT's answer was lost and had to be read back.
         """
-        error = await self._end("finish", result)
+        error = await self._end("finish", bool(self._job.keys), result)
         if error is not None and await read_back(self._database, self._store, self._settings, self._job) != "succeeded":
             raise error
 
@@ -163,21 +175,21 @@ class OpenTransaction:
         if error is not None:
             raise error
 
-    async def _end(self, statement: str, *result: str) -> BaseException | None:
+    async def _end(self, statement: str, *values: object) -> BaseException | None:
         """Send the last statement, COMMIT and the scrub; an error returned (not raised) leaves open whether COMMIT was good."""
         self._check_status()
         conn = self._conn
         trip = Trip(conn)
         # What is deferred to COMMIT fails here, where nothing is in doubt. It returns no rows, which the first statement after a
         # stream() must not: libpq would give them one by one.
-        deferred = trip.add(b"SET CONSTRAINTS ALL IMMEDIATE")
+        deferred = trip.add(b"SET CONSTRAINTS ALL IMMEDIATE", prepare=True)
         if conn.pgconn.parameter_status(b"client_encoding") != b"UTF8":
             trip.add(b"SET LOCAL client_encoding TO 'UTF8'")  # a Trip's; user code has changed it
         if self._identity.role is not None:
             trip.add(KEEP_ROLE, [ROLE])
             trip.add(SET_ROLE, [self._role])
-        trip.add(self._store.wired[statement], (*self._job.fence, pairs(self._expected), *result), prepare=True)
-        commit = trip.add(b"COMMIT")
+        trip.add(self._store.wired[statement], (*self._job.fence, pairs(self._expected), *values), prepare=True)
+        commit = trip.add(b"COMMIT", prepare=True)
         scrub = self._add_scrub(trip)
         following = self._follow(trip)
         try:
@@ -187,7 +199,8 @@ class OpenTransaction:
             if not isinstance(error, psycopg.Error):
                 raise
             done = len(trip.answers)
-            if done < commit and not conn.closed and conn.info.transaction_status == TransactionStatus.INERROR:
+            refused = done < commit or (done == commit and _is_gone(error))  # then COMMIT has not begun
+            if refused and not conn.closed and conn.info.transaction_status == TransactionStatus.INERROR:
                 raise self._refused(error, of_user=done == deferred) from None
             self._ended = True
             self._database.lost(error)
@@ -222,11 +235,11 @@ class OpenTransaction:
 
     def _refused(self, error: psycopg.Error, *, of_user: bool) -> Exception:
         """What it means that the transaction cannot commit; `of_user`: what failed is of the user's own statements."""
-        if of_user:
+        if of_user and not _is_gone(error):
             return error
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
             return TransactionViolation("the task broke its transaction: the role it changed to (SET ROLE) may not end it")
-        if isinstance(error, psycopg.errors.InvalidSqlStatementName):
+        if _is_gone(error):
             return TransactionViolation(
                 "the task broke its transaction: it deallocated what the connection had prepared (DEALLOCATE, where the driver "
                 "does not see it)"
@@ -238,7 +251,7 @@ class OpenTransaction:
         place = trip.add(self._store.wired["scrub"], prepare=True)
         if isinstance(self._conn, SharedConnection):
             values = itertools.chain.from_iterable(self._conn.reported.items())
-            trip.add(_set_config(len(self._conn.reported), local=False), values)
+            trip.add(_set_config(len(self._conn.reported)), values)
         return place
 
     def _unlike(self, trip: Trip, scrub: int) -> bool:

@@ -7,6 +7,7 @@ session_transaction.py, with SQLAlchemy.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import secrets
 from collections.abc import Mapping
@@ -22,6 +23,9 @@ from .settings import Settings
 from .store import NOT_OWNED, REFUSED, VIOLATION, Store
 
 HAS_TRANSACTION_TIMEOUT = 170000
+_PROCESS = secrets.token_hex(8)
+_numbers = itertools.count()
+"""No two transactions have the same marker. It is no secret: user code may read it."""
 MISCONFIGURED = ("22", "42")
 """Classes of SQLSTATE of a beginning that no other connection would make better: a role or setting that cannot be had."""
 
@@ -50,7 +54,7 @@ class Terms:
         self.job = job
         self.identity = identity
         self.settings = settings
-        self.marker = f"{job.worker}:{job.attempt}:{secrets.token_hex(8)}"
+        self.marker = f"{job.worker}:{job.attempt}:{_PROCESS}:{next(_numbers)}"
 
     def local_settings(self, seconds: float, *, server_version: int) -> dict[str, str]:
         """What is set for the transaction, before anything else; `seconds` is what is left of the job's time limit."""

@@ -5,6 +5,7 @@ The bench's pool has one connection that the jobs share, so that what one leaves
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -563,6 +564,31 @@ async def test_statements_that_a_job_deallocates_unseen_are_prepared_anew(at: Be
             assert "it deallocated what the connection had prepared" in outcome.error.message
 
 
+@pytest.mark.parametrize("statement", ["SET CONSTRAINTS ALL IMMEDIATE", "%finish(%", "COMMIT", "%scrub(%", "BEGIN"])
+async def test_one_of_our_own_statements_is_deallocated_unseen(at: Bench, shop: Session, statement: str) -> None:
+    """Before COMMIT: the job has broken its transaction, and nothing of it is committed. After it: the connection goes."""
+    after = statement in ("%scrub(%", "BEGIN")
+
+    async def work(tx: JobTransaction, gone: str) -> None:
+        await write(tx, "one")
+        await tx.execute("SELECT set_config('own.gone', %s, true)", [gone])
+        await tx.execute(
+            "DO $$ DECLARE one text; BEGIN FOR one IN SELECT name FROM pg_prepared_statements"
+            " WHERE statement LIKE current_setting('own.gone') LOOP EXECUTE 'DEALLOCATE ' || one; END LOOP; END $$"
+        )
+
+    at.tasks.task(name="work")(work)
+    for gone in ("", "", statement, "", ""):
+        outcome = await at.run("work", json.dumps({"gone": gone}), tenant="a")
+        if not gone or after:
+            assert outcome is None, at.outcomes
+        else:
+            assert isinstance(outcome, Failed) and outcome.reason is Reason.VIOLATION
+            assert "it deallocated what the connection had prepared" in outcome.error.message
+    assert len(at.settled_jobs) == 4 + after
+    assert await notes(shop) == [("a", "one")] * (4 + after)
+
+
 async def test_the_connection_is_out_of_reach_once_the_transaction_has_ended(at: Bench) -> None:
     kept: list[JobTransaction] = []
 
@@ -906,7 +932,7 @@ async def test_a_commit_whose_answer_is_lost_is_read_back_as_success(
 
     async def lose_the_answer(trip: Trip, seconds: float) -> list[PGresult]:
         conn = trip._conn
-        if shot and (b"COMMIT", [], False) in trip._calls:
+        if shot and any(text == b"COMMIT" for text, *_ in trip._calls):
             shot.pop()
             # Everything is sent; it is committed while nobody reads the answer, and then the socket is gone.
             conn.pgconn.enter_pipeline_mode()

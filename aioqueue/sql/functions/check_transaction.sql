@@ -1,7 +1,7 @@
 -- check_transaction: raises SQLSTATE AQ003 unless every setting of p_settings ({{name, value}, …}) is what it says: the marker
 -- (a COMMIT or ROLLBACK drops it), the tenant and what else policies go by, the role, the session's user, row security.
 -- SECURITY DEFINER changes none of these, so the caller's are seen here. What is said is what the task did first, most likely.
--- A loop, and true instead of nothing: as an expression of plpgsql neither needs an executor, which would cost more than all.
+-- Called by finish and confirm when one is not. A loop: as an expression of plpgsql it needs no executor.
 CREATE OR REPLACE FUNCTION aioqueue.check_transaction(p_settings text[]) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE changed text[]; what text;

@@ -9,12 +9,15 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off SET enable_bitmapscan = off
 AS $$
-DECLARE ours boolean;
 BEGIN
     IF p_settings IS NULL THEN
         SELECT array_agg(ARRAY[e.key, e.value]) INTO p_settings FROM jsonb_each_text(p_expected) AS e (key, value);
     END IF;
-    ours := aioqueue.check_transaction(p_settings);
+    FOR i IN 1..coalesce(array_length(p_settings, 1), 0) LOOP
+        IF current_setting(p_settings[i][1], true) IS DISTINCT FROM p_settings[i][2] THEN
+            PERFORM aioqueue.check_transaction(p_settings);
+        END IF;
+    END LOOP;
     PERFORM FROM aioqueue.live l
       WHERE l.lane = p_lane AND l.vt = p_vt AND l.job_id = p_job_id AND l.worker = p_worker AND l.attempt = p_attempt
         FOR KEY SHARE;

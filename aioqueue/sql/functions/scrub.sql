@@ -3,12 +3,12 @@
 -- statements of the driver are still prepared: a job may have deallocated them without its knowing.
 CREATE OR REPLACE FUNCTION aioqueue.scrub() RETURNS bigint
 LANGUAGE plpgsql VOLATILE AS $$
-DECLARE left_behind boolean; kept bigint; name text;
+DECLARE unlocked boolean; left_behind boolean; kept bigint; name text;
 BEGIN
     SET SESSION AUTHORIZATION DEFAULT;
     RESET ALL;
     UNLISTEN *;
-    PERFORM pg_catalog.pg_advisory_unlock_all();
+    unlocked := pg_catalog.pg_advisory_unlock_all() IS NULL;  -- an expression: a query would cost an executor
     EXECUTE 'CLOSE ALL';  -- plpgsql has a CLOSE of its own
     -- Those of the driver stay: DISCARD ALL would break them.
     SELECT pg_catalog.bool_or(p.from_sql), pg_catalog.count(*) FILTER (WHERE NOT p.from_sql)
