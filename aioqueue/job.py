@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, NamedTuple, Protocol
 from uuid import UUID
 
@@ -42,6 +42,7 @@ Held_co = TypeVar("Held_co", default=object, covariant=True)
 """The type of a worker's resources; object where nobody says (of Any, mypy could not tell the overloads of `app.task` apart)."""
 
 PRIORITIES = range(-2, 3)
+CENTURY = datetime(2000, 1, 1, tzinfo=UTC)
 SUSPECT = 9
 """The priority that names a queue's suspect lane: jobs lost twice with their worker (sql/functions/rescue_job.sql)."""
 
@@ -113,8 +114,9 @@ class Claimed:
     priority: int
     max_attempts: int
     payload: str
-    created_at: datetime
-    keys: Sequence[int] = ()
+    created: datetime | int
+    """When it was enqueued; a number: as PostgreSQL sends it, in microseconds since 2000, for the few who ask."""
+    keys: Sequence[int] | None = None
     """The limited keys that it holds; jobs that wait for one of them are made ready after its end."""
     claimed_at: float = field(default_factory=time.monotonic)
     """When this process had it, by time.monotonic()."""
@@ -127,6 +129,12 @@ class Claimed:
     def fence(self) -> Fence:
         """What names this claim: equal counters alone could be two claims after a failover."""
         return self.worker, self.lane, self.vt, self.job_id, self.attempt
+
+    @property
+    def created_at(self) -> datetime:
+        """When it was enqueued, by the database's clock."""
+        created = self.created
+        return created if isinstance(created, datetime) else CENTURY + timedelta(microseconds=created)
 
     @property
     def failures(self) -> int:

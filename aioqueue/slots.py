@@ -54,11 +54,14 @@ class Slots:
 
     @property
     def room(self) -> int:
-        """Jobs that could be claimed now: for the free slots, and for those that will be free soon."""
+        """Jobs that could be claimed now: for the free slots, and for those that will be free soon.
+
+        Where more have ended since the last rate than it says for AHEAD, it is higher by now: a worker that begins takes no time.
+        """
         now = time.monotonic()
         if now - self._since > WINDOW:
             self._rate, self._ends, self._since = self._ends / (now - self._since), 0, now
-        return max(0, self.concurrency + int(self._rate * AHEAD) - len(self.runner.runs) - len(self._waiting))
+        return max(0, self.concurrency + max(int(self._rate * AHEAD), self._ends) - len(self.runner.runs) - len(self._waiting))
 
     @property
     def waiting(self) -> int:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 JOB = Claimed(
     worker=1, job_id=new_job_id(), lane=2, vt=3, attempt=4, spared=1, tenant="t", task="work", queue="q", priority=-1,
-    max_attempts=5, payload="{}", created_at=datetime(2026, 1, 1, tzinfo=UTC),
+    max_attempts=5, payload="{}", created=datetime(2026, 1, 1, tzinfo=UTC),
 )  # fmt: skip
 FACTS = ("job_id", "task", "queue", "priority", "tenant", "attempt", "spared", "max_attempts", "created_at")
 

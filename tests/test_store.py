@@ -1,6 +1,7 @@
 """Store: binds the schema, passes values as they are, and turns rows into nouns. What the SQL does is tested in tests/sql/."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,6 +17,7 @@ from aioqueue.errors import ConfigurationError
 from aioqueue.floor import Snapshot
 from aioqueue.job import Position, lane, new_job_id, new_job_ids
 from aioqueue.new_jobs import NewJobs
+from aioqueue.pool_connection import PoolConnection
 from aioqueue.sql import as_sql, functions, quote_schema
 from aioqueue.store import (
     EPOCH,
@@ -28,6 +30,7 @@ from aioqueue.store import (
     Store,
 )
 from benchmarks.mixed_jobs import NewJob, enqueue_many, split
+from tests.postgres import Database
 
 pytestmark = pytest.mark.anyio
 LANE = lane("default", 0)
@@ -136,6 +139,31 @@ async def test_a_claimed_job_carries_its_fence(store: Store, owner: Conn) -> Non
     assert claimed.fence == (worker, LANE, claimed.vt, job.id, 1)
     assert json.loads(claimed.payload) == json.loads(job.payload)
     assert claimed.created_at.tzinfo is not None
+
+
+async def test_a_claim_on_a_connection_of_the_pool_reads_the_same(store: Store, owner: Conn, database: Database) -> None:
+    """That goes without a cursor, in binary; its tick and its record, too."""
+    job = NewJob(id=new_job_id(), task="t", payload='{"a":  [1, "ü🐘"]}', queue="default", priority=0, tenant="T", max_attempts=2)
+    await enqueue_many(store, owner, [job])
+    worker = await register(store, owner)
+    scan = LaneScan(LANE, (0, LOWEST_ID), 1)
+    async with await PoolConnection.connect(database.dsn("worker"), autocommit=True) as pooled:
+        async with owner.transaction(force_rollback=True):
+            (one,) = (await store.claim(owner, worker=worker, lanes=[scan], limit=1)).jobs
+        (other,) = (await store.claim(pooled, worker=worker, lanes=[scan], limit=1)).jobs
+        assert isinstance(one.created, datetime) and isinstance(other.created, int)
+        assert other.created_at == one.created_at
+        assert replace(other, created=one.created, claimed_at=one.claimed_at) == one
+        asked: dict[str, Any] = {"worker": worker, "questions": [LaneQuestion(LANE, other.vt, (0, LOWEST_ID), 2**62)]}
+        ticks = [await store.tick(conn, **asked) for conn in (owner, pooled, owner)]
+        assert ticks[1].vts == ticks[2].vts == [other.vt], "the first one published it"
+        assert ticks[0].clock < ticks[1].clock < ticks[2].clock
+        assert len({(str(tick.firsts), str(tick.next_due), tick.losses, str(tick.cancelled), tick.server) for tick in ticks}) == 1
+        with pytest.raises(psycopg.Error) as refused:
+            await store.claim(pooled, worker=worker + 1, lanes=[scan], limit=1)
+        assert refused.value.sqlstate == WORKER_DEAD
+        assert await store.record(pooled, worker=worker, succeeded=[other], results=["1"]) is None
+        assert await store.record(pooled, worker=worker, succeeded=[other], results=["1"]) == {}, "nothing is there any more"
 
 
 async def test_extreme_numbers_pass(store: Store, owner: Conn) -> None:

@@ -22,7 +22,7 @@ async def test_the_tenants_others_are_parked_in_order_and_not_counted(boss: Sess
     worker = await one.register()
     claims = await one.claims(worker)
     assert {job.job_id for job in claims.jobs} == {*ids[:2], other}
-    assert {job.job_id: list(job.keys) for job in claims.jobs} == {ids[0]: [key], ids[1]: [key], other: []}
+    assert {job.job_id: list(job.keys or ()) for job in claims.jobs} == {ids[0]: [key], ids[1]: [key], other: []}
     assert await one.held() == [(key, ids[0]), (key, ids[1])]
     assert await one.parked() == [(key, job_id) for job_id in ids[2:]]
     assert claims.parked == {LANE: (3, 5_000)} and not claims.more and not claims.passed
@@ -42,7 +42,7 @@ async def test_all_keys_of_a_job_or_none(one: Session) -> None:
     ids = {name: await one.enqueue_one(task="t", tenant="T", key=key) for name, key in names.items()}
     worker = await one.register()
     claims = await one.claims(worker)
-    assert {job.job_id: set(job.keys) for job in claims.jobs} == {
+    assert {job.job_id: set(job.keys or ()) for job in claims.jobs} == {
         ids["runs with a"]: {a, task, tenant}, ids["runs with b"]: {b, task, tenant},
     }  # fmt: skip
     assert dict(await one.parked()) == {a: ids["a is full"], tenant: ids["the tenant is full"]}
@@ -57,7 +57,7 @@ async def test_without_a_key_a_limit_per_key_is_none(one: Session) -> None:
     await one.limit_task("t", per_key=1)
     await one.enqueue(3, task="t")
     worker = await one.register()
-    assert [list(job.keys) for job in await one.claim(worker)] == [[], [], []]
+    assert [list(job.keys or ()) for job in await one.claim(worker)] == [[], [], []]
 
 
 async def test_a_paused_tenants_jobs_are_parked_and_what_runs_goes_on(one: Session) -> None:
@@ -214,7 +214,7 @@ async def test_opposite_keys_never_deadlock(connect: Connect, one: Session) -> N
         while await session.value("SELECT count(*) FROM aioqueue.outcome") < 150:
             jobs = await session.claim(worker, 5)
             await session.record_all(worker, *(entry(job) for job in jobs))
-            keys = [key for job in jobs for key in job.keys]
+            keys = [key for job in jobs for key in job.keys or ()]
             if keys:
                 await session.unpark(*keys)
             else:

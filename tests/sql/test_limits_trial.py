@@ -65,7 +65,7 @@ class Trial:
                 continue
             ends = [entry(job, **self.end()) for job in claims.jobs]
             await session.record_all(worker, *ends)
-            keys = Counter(key for job in claims.jobs for key in job.keys)
+            keys = Counter(key for job in claims.jobs for key in job.keys or ())
             keys.update(claims.passed)
             if keys and self.chance.random() < 0.7:
                 _, firsts = await session.store.unpark(session.conn, keys, held=held.text(0), parked=parked.text(0))

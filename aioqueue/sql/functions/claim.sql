@@ -5,9 +5,11 @@
 -- Precondition: the worker lives; its row is locked FOR KEY SHARE first, so that rescue (FOR UPDATE) and a claim never
 -- overlap; a dead worker gets SQLSTATE AQ001. Then a shared lock, so that wait_for_claims can wait for those in flight;
 -- then live rows in lane order, SKIP LOCKED: no claim waits for another. Where there is any limit, claim_limited goes on.
--- Rows are locked lane by lane, and updated in one statement at the end: an empty lane then costs a probe and no more.
+-- Rows are locked lane by lane, and updated in one statement at the end: an empty lane then costs a probe and no more. Where
+-- no lane leaves anything to another (one queue), one statement locks them: it comes to the next lane only for what is missing.
+-- Of a single job the partition is known before its row is looked for: to begin a look into each costs more than all else.
 -- Served by live_pkey. ctid = ANY(ARRAY(…)) because a join with a LIMIT parameter flips to a sequential scan.
--- keys: the limited keys that the job holds. Rows without a job_id: see claim_limited.
+-- keys: the limited keys that the job holds, NULL where nobody is limited. Rows without a job_id: see claim_limited.
 -- p_limit 0 is a rehearsal, of any worker: it takes nothing, but runs through all of it, so that the connection has its plans.
 CREATE OR REPLACE FUNCTION aioqueue.claim(
     p_worker bigint, p_lanes bigint[], p_floor_vts bigint[], p_floor_ids uuid[], p_groups integer[], p_shares integer[],
@@ -23,7 +25,7 @@ DECLARE
     free integer := p_limit; wanted integer; got integer; first integer := 1; last integer; n integer := cardinality(p_lanes);
     spent boolean[] := array_fill(false, ARRAY[n]); paused bigint[]; chunk tid[]; taken tid[] := '{}';
     from_vts bigint[] := p_floor_vts; from_ids uuid[] := p_floor_ids; seen uuid[] := array_fill(NULL::uuid, ARRAY[n]);
-    last_vt bigint; last_id uuid; rehearsed boolean := p_limit = 0;
+    last_vt bigint; last_id uuid; rehearsed boolean := p_limit = 0; alone boolean := p_limit <= ALL (p_shares); ids uuid[];
 BEGIN
     PERFORM FROM aioqueue.worker w WHERE w.id = p_worker AND NOT w.dead AND w.lease_until > clock_timestamp() FOR KEY SHARE;
     IF NOT FOUND AND NOT rehearsed THEN
@@ -39,7 +41,27 @@ BEGIN
             p_worker, p_lanes, p_floor_vts, p_floor_ids, p_groups, p_shares, p_limit, p_key_floors, spent);
         RETURN;
     END IF;
-    WHILE first <= n AND (free > 0 OR rehearsed) LOOP
+    IF alone THEN
+        SELECT coalesce(array_agg(x.c), '{}'), array_agg(x.job_id) INTO taken, ids FROM (
+            SELECT y.c, y.job_id
+              FROM ROWS FROM (unnest(p_lanes), unnest(p_floor_vts), unnest(p_floor_ids)) AS u (lane, vt, id),
+                   LATERAL (SELECT l.ctid AS c, l.job_id FROM aioqueue.live l
+                             WHERE l.lane = u.lane AND (l.vt, l.job_id) >= (u.vt, u.id) AND l.worker IS NULL
+                             ORDER BY l.vt, l.job_id LIMIT p_limit FOR UPDATE SKIP LOCKED) y
+             WHERE u.lane <> ALL (paused) LIMIT p_limit) x;
+        IF cardinality(ids) = 1 OR rehearsed THEN
+            last_id := ids[1];
+            RETURN QUERY
+            UPDATE aioqueue.live r SET worker = p_worker, attempt = r.attempt + 1, claimed_at = clock_timestamp()
+              FROM aioqueue.job j WHERE r.ctid = ANY (taken) AND j.id = last_id
+            RETURNING r.job_id, r.lane, r.vt, r.attempt, r.spared, nullif(r.tenant, ''), j.task, j.queue, j.priority,
+                      j.max_attempts, j.payload::text, j.created_at, NULL::bigint[];
+            IF NOT rehearsed THEN
+                RETURN;
+            END IF;
+        END IF;
+    END IF;
+    WHILE first <= n AND (free > 0 AND NOT alone OR rehearsed) LOOP
         last := first;
         WHILE last < n AND p_groups[last + 1] = p_groups[first] LOOP
             last := last + 1;
@@ -74,5 +96,5 @@ BEGIN
     UPDATE aioqueue.live r SET worker = p_worker, attempt = r.attempt + 1, claimed_at = clock_timestamp()
       FROM aioqueue.job j WHERE r.ctid = ANY (taken) AND j.id = r.job_id
     RETURNING r.job_id, r.lane, r.vt, r.attempt, r.spared, nullif(r.tenant, ''), j.task, j.queue, j.priority,
-              j.max_attempts, j.payload::text, j.created_at, '{}'::bigint[];
+              j.max_attempts, j.payload::text, j.created_at, NULL::bigint[];
 END $$;

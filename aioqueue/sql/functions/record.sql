@@ -7,6 +7,7 @@
 -- in a transaction left open) keeps no other waiting; it returns 'locked', unchanged, and is to be sent again.
 -- Where there were successes only and all of them were recorded, one row without a job_id says so.
 -- The limited keys that the jobs held are free with the commit; the worker unparks after it.
+-- A table of no length holds no key, whatever a snapshot sees: then none is looked for.
 -- Served by live_pkey, one probe each.
 CREATE OR REPLACE FUNCTION aioqueue.record(
     p_worker bigint, p_outcomes jsonb, p_ids uuid[] DEFAULT '{}', p_lanes bigint[] DEFAULT '{}', p_vts bigint[] DEFAULT '{}',
@@ -18,9 +19,10 @@ SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET e
 AS $$
 #variable_conflict use_column
 DECLARE
-    x record; r aioqueue.live; done uuid[]; others boolean := p_outcomes <> '[]';
+    x record; r aioqueue.live; done uuid[]; limited boolean; others boolean := p_outcomes <> '[]';
 BEGIN
     PERFORM pg_current_xact_id();
+    limited := pg_relation_size('aioqueue.held'::regclass) > 0;
     IF others THEN
         SELECT p_ids || coalesce(array_agg(e.j), '{}'), p_lanes || coalesce(array_agg(e.l), '{}'), p_vts || coalesce(array_agg(e.v), '{}'),
                p_attempts || coalesce(array_agg(e.a), '{}'), p_results || coalesce(jsonb_agg(e.r), '[]')
@@ -39,7 +41,7 @@ BEGIN
                              LIMIT 1 FOR UPDATE SKIP LOCKED) f),
         d AS (DELETE FROM aioqueue.live l WHERE l.ctid = ANY (ARRAY(SELECT k.c FROM k))),
         h AS (DELETE FROM aioqueue.held h WHERE h.ctid = ANY (ARRAY(
-              SELECT y.c FROM k, LATERAL (SELECT x.ctid AS c FROM aioqueue.held x WHERE x.job_id = k.j LIMIT 8) y))),
+              SELECT y.c FROM k, LATERAL (SELECT x.ctid AS c FROM aioqueue.held x WHERE limited AND x.job_id = k.j LIMIT 8) y))),
         w AS (INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, started_at, finished_at)
               SELECT k.j, 'succeeded', k.a, k.spared, k.r, k.claimed_at, clock_timestamp() FROM k)
         SELECT array_agg(k.j) INTO done FROM k;

@@ -54,7 +54,9 @@ BEGIN
            AND NOT EXISTS (SELECT FROM aioqueue.live l WHERE l.job_id = c.job_id AND l.worker = p_worker);
     END IF;
     FOR i IN 1..cardinality(p_lanes) LOOP
-        PERFORM aioqueue.publish(p_lanes[i], p_claimed_vts[i]);
+        IF p_claimed_vts[i] > vts[i] THEN
+            PERFORM aioqueue.publish(p_lanes[i], p_claimed_vts[i]);
+        END IF;
     END LOOP;
     timeline := left(pg_walfile_name(pg_current_wal_lsn()), 8);
     server_start := pg_postmaster_start_time();
