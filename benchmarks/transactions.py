@@ -1,16 +1,19 @@
 """What a job with a transaction of its own costs, beside a hand-written psycopg loop that does the least.
 
-    python -m benchmarks.transactions [--jobs 5000] [--connections 8] [--query read,write] [--rounds 3]
+    python -m benchmarks.transactions [--jobs 20000] [--connections 8] [--query read,write] [--rounds 3]
 
 by hand   so many connections, each in a loop: BEGIN, set_config of the tenant, the query, COMMIT
+recorded  the same, of jobs, by hand: the least that keeps a job's success and its writes in one commit: 250 jobs claimed at a
+          time by one UPDATE, and one more statement before COMMIT, which takes the job away, if it is still this claim's, and
+          writes its outcome. No functions, no result, nothing checked, nothing cleaned
 aioqueue  jobs of a task with a JobTransaction, over as many connections: claim, the same query in the job's tenant, the fenced
           finish in the same commit, and what a job may have left on the connection taken off again
 read      the query counts its tenant's invoices: the loop writes nothing, and its COMMIT waits for no disk; a job's outcome does
-write     the query adds a row for its tenant, as the work of most jobs does: COMMIT waits for the disk in both
+write     the query adds a row for its tenant, as the work of most jobs does: COMMIT waits for the disk in all
 
 Rounds are interleaved. Beside the rate stands what the client's process takes of the processor for one, which decides the rate
 where the server has a processor of its own; other work on the machine changes it least. The promise is 0.8 of the loop's rate
-with each query; exits with 1 below it.
+with each query; exits with 1 below it. What `recorded` has of that rate is what nobody's jobs could have more of.
 """
 
 from __future__ import annotations
@@ -18,15 +21,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
-from typing import LiteralString, NamedTuple
+from typing import Any, LiteralString, NamedTuple
 
 from psycopg import AsyncConnection
 
 from aioqueue import AioQueue, JobTransaction, PoolSettings, migrate
 from aioqueue.database import RESERVED
+from aioqueue.job import lane, new_job_id
+from aioqueue.store import Store
 
 from . import kit
+from .mixed_jobs import NewJob, enqueue_many
 
 QUERIES: dict[str, LiteralString] = {
     "read": "SELECT count(*) FROM invoices WHERE tenant = current_setting('app.tenant')",
@@ -35,6 +42,20 @@ QUERIES: dict[str, LiteralString] = {
 TABLES = """
 CREATE TABLE invoices AS SELECT 't' || mod(n, 10) AS tenant, n FROM generate_series(1, 100) AS n;
 CREATE TABLE payments (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant text NOT NULL, cents bigint NOT NULL);
+"""
+LANE = lane("default", 0)
+CLAIM = """
+WITH first AS (
+    SELECT ctid FROM aioqueue.live WHERE lane = %s AND worker IS NULL ORDER BY vt, job_id LIMIT 250 FOR UPDATE SKIP LOCKED)
+UPDATE aioqueue.live l SET worker = 1, attempt = attempt + 1, claimed_at = clock_timestamp() FROM first WHERE l.ctid = first.ctid
+RETURNING l.tenant, l.lane, l.vt, l.job_id, l.attempt
+"""
+RECORD = """
+WITH gone AS (
+    DELETE FROM aioqueue.live WHERE lane = %s AND vt = %s AND job_id = %s AND worker = 1 AND attempt = %s
+    RETURNING job_id, attempt, spared, claimed_at)
+INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, started_at, finished_at)
+SELECT job_id, 'succeeded', attempt, spared, claimed_at, clock_timestamp() FROM gone
 """
 PROMISE = 0.8
 
@@ -81,6 +102,47 @@ async def by_hand(dsn: str, connections: int, jobs: int, query: LiteralString = 
     return measured
 
 
+async def recorded(dsn: str, connections: int, jobs: int, query: LiteralString = QUERIES["read"]) -> Measured:
+    """The loop, with jobs."""
+    store = Store("aioqueue")
+    claimed: deque[tuple[Any, ...]] = deque()
+    claiming = asyncio.Lock()
+
+    async def loop(conn: AsyncConnection[tuple[Any, ...]]) -> None:
+        while True:
+            if not claimed:
+                async with claiming:
+                    if not claimed:
+                        claimed.extend(await (await conn.execute(CLAIM, [LANE])).fetchall())
+                if not claimed:
+                    return
+            tenant, *fence = claimed.popleft()
+            await conn.execute("BEGIN")
+            await conn.execute("SELECT set_config('app.tenant', %s, true)", [tenant])
+            await (await conn.execute(query)).fetchone()
+            if (await conn.execute(RECORD, fence)).rowcount == 1:
+                await conn.execute("COMMIT")
+            else:
+                await conn.execute("ROLLBACK")
+
+    conns = [await AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=1) for _ in range(connections)]
+    await enqueue_many(
+        store,
+        conns[0],
+        [
+            NewJob(id=new_job_id(), task="count", payload="{}", queue="default", priority=0, tenant=f"t{n % 10}", max_attempts=1)
+            for n in range(jobs)
+        ],
+    )
+    await asyncio.to_thread(kit.settle, dsn)
+    begin = clocks()
+    await asyncio.gather(*map(loop, conns))
+    measured = since(begin, jobs)
+    for conn in conns:
+        await conn.close()
+    return measured
+
+
 async def by_jobs(dsn: str, connections: int, jobs: int, query: LiteralString = QUERIES["read"]) -> Measured:
     """Jobs, from the first one's start to the last one's commit."""
     app = AioQueue(dsn, pool=PoolSettings(size=connections + RESERVED))
@@ -109,7 +171,7 @@ async def measure(
     await migrate.migrate(dsn)
     async with await AsyncConnection.connect(dsn, autocommit=True) as conn:
         await conn.execute(TABLES)
-    ways = {"by hand": by_hand, "aioqueue": by_jobs}
+    ways = {"by hand": by_hand, "recorded": recorded, "aioqueue": by_jobs}
     found: dict[tuple[str, str], list[Measured]] = {(query, name): [] for query in queries for name in ways}
     for turn in range(rounds):
         for query in queries:
@@ -131,7 +193,7 @@ def chosen(text: str) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = kit.parser(__doc__, "transactions", rounds=3)
-    parser.add_argument("--jobs", type=int, default=5_000, metavar="N", help="jobs of a round, in tens (default 5,000)")
+    parser.add_argument("--jobs", type=int, default=20_000, metavar="N", help="jobs of a round, in tens (default 20,000)")
     parser.add_argument("--connections", type=int, default=8, metavar="N", help="transactions at once (default 8)")
     parser.add_argument("--query", type=chosen, default=list(QUERIES), metavar="NAMES", help="read, write (default: both)")
     arguments = parser.parse_args(argv)
@@ -139,17 +201,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         dsn = server.database()
         found = asyncio.run(measure(dsn, arguments.rounds, arguments.connections, arguments.jobs // 10 * 10, arguments.query))
         server.drop(dsn)
-    rows, ratios, medians = [], [], {}
+    rows, kept, medians = [], True, {}
     for (query, name), values in found.items():
         rate, cpu = (kit.median(column) for column in zip(*values, strict=True))
-        hand_rate, hand_cpu = (kit.median(column) for column in zip(*found[query, "by hand"], strict=True))
         medians[f"{query}, {name}"] = rate
-        ratios.append(rate / hand_rate)
-        spread = kit.spread([each.rate for each in values])
-        rows.append([query, name, f"{rate:,.0f}", spread, f"{rate / hand_rate:.2f}", f"{cpu:.0f} µs", f"{hand_cpu / cpu:.2f}"])
-    print(kit.table(["query", "", "transactions/s", "lowest–highest", "ratio", "client's processor", "ratio by it"], rows))
+        row = [query, name, f"{rate:,.0f}", kit.spread([each.rate for each in values]), f"{cpu:.0f} µs"]
+        for other in ("by hand", "recorded"):
+            other_rate, other_cpu = (kit.median(column) for column in zip(*found[query, other], strict=True))
+            row += [f"{rate / other_rate:.2f}", f"{other_cpu / cpu:.2f}"]
+            kept = kept and (name != "aioqueue" or other != "by hand" or rate / other_rate >= PROMISE)
+        rows.append(row)
+    head = ["query", "", "transactions/s", "lowest–highest", "client's processor", "of by hand", "by it", "of recorded", "by it"]
+    print(kit.table(head, rows))
     kit.bars(arguments.svg, f"Transactions a second over {arguments.connections} connections", medians, "/s")
-    return 0 if min(ratios) >= PROMISE else 1
+    return 0 if kept else 1
 
 
 if __name__ == "__main__":
