@@ -146,10 +146,10 @@ class OpenTransaction:
         if isinstance(conn, SharedConnection):
             values["client_connection_check_interval"] = SESSION["client_connection_check_interval"]
             self._add_scrub(trip)  # of strangers: behind a pooler the session was theirs
-        given = self._identity.settings
-        names = tuple(name for name in values if name not in given)
-        texts = *itertools.chain.from_iterable(given.items()), *(values[name] for name in names)
-        trip.add(_set_local(len(given), names), texts, prepare=True)
+        given = self._identity.settings  # which come first
+        number = len(given)
+        texts = *itertools.chain.from_iterable(given.items()), *(*values.values(),)[number:]
+        trip.add(_set_local(number, (*values,)[number:]), texts, prepare=True)
         if self._identity.role is not None:
             trip.add(SET_ROLE, [self._identity.role])
         return trip
