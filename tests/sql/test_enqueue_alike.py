@@ -8,7 +8,8 @@ import psycopg
 import pytest
 
 from aioqueue.job import lane, new_job_ids
-from tests.sql.engine import Session, blocked
+from tests.sql.conftest import Connect
+from tests.sql.engine import Session, blocked, changed
 
 pytestmark = pytest.mark.anyio
 CALL = "SELECT aioqueue.enqueue_alike(%s::uuid[], %s, %s"
@@ -93,9 +94,9 @@ async def test_an_id_that_another_job_has_refuses_them_all(boss: Session, one: S
     await alike(one, ids[1:2], ["another"])
     with pytest.raises(psycopg.errors.UniqueViolation, match=f"job id {ids[1]} is taken by another job"):
         await alike(one, ids)
-    for changed in ({"task": "u"}, {"tenant": "U"}):
+    for other in ({"task": "u"}, {"tenant": "U"}):
         with pytest.raises(psycopg.errors.UniqueViolation, match=f"job id {ids[1]} is taken by another job"):
-            await alike(one, ids[1:2], ["another"], **changed)
+            await alike(one, ids[1:2], ["another"], **other)
     assert await boss.rows("SELECT count(*) FROM aioqueue.live") == [(1,)]
 
 
@@ -179,3 +180,86 @@ async def test_a_newcomer_is_next_to_a_tenant_with_many(boss: Session, one: Sess
     await one.enqueue_one(tenant="small", queue="default", priority=0)
     rows = await boss.rows("SELECT tenant FROM aioqueue.live WHERE lane = %s ORDER BY vt LIMIT 3", lane("default", 0))
     assert ("small",) in rows
+
+
+PLACE = "SELECT vt FROM aioqueue.live ORDER BY vt"
+
+
+async def test_a_lone_job_goes_where_next_tag_would_put_it(boss: Session, one: Session, two: Session) -> None:
+    await boss.rows("INSERT INTO aioqueue.tenant VALUES ('T', 4)")
+    await two.begin()
+    await alike(two, new_job_ids(1), tenant="T")
+    await alike(one, new_job_ids(1), tenant="T")
+    await two.commit()
+    for _ in range(2):
+        await alike(one, new_job_ids(1), tenant="T")
+    await alike(one, new_job_ids(1))
+    assert [vt for (vt,) in await boss.rows(PLACE)] == [250, 500, 750, 1_000, 1_000]
+    await boss.publish(10_000)
+    await alike(one, new_job_ids(1), tenant="T")
+    assert [vt for (vt,) in await boss.rows(PLACE)][-1] == 10_250
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+async def test_lone_jobs_of_open_transactions_do_not_tie(boss: Session, connect: Connect, level: str) -> None:
+    async def ten() -> list[int]:
+        sessions = [await connect("client") for _ in range(10)]
+        for session in sessions:
+            await session.begin(level)
+            await alike(session, new_job_ids(1), tenant="T")
+        for session in sessions:
+            await session.commit()
+        found = [vt for (vt,) in await boss.rows(PLACE)]
+        await boss.rows("TRUNCATE aioqueue.live")
+        return found
+
+    lock = "pg_try_advisory_xact_lock(hashtextextended(p_tenant, lane_))"
+    if level != "SERIALIZABLE":
+        async with changed(boss, "enqueue_alike", (lock, "true")):
+            assert await ten() == [1_000] * 10, "sabotaged: they tie"
+    assert await ten() == [1_000 * n for n in range(1, 11)]
+
+
+async def test_lone_jobs_of_serializable_transactions_do_not_fail_each_other(boss: Session, one: Session, two: Session) -> None:
+    async def scenario() -> None:
+        for session in (one, two):
+            await session.begin("SERIALIZABLE")
+            await session.rows("SELECT 1")
+        for session in (one, two):
+            await alike(session, new_job_ids(1), tenant="T")
+            await session.commit()
+
+    async with changed(boss, "enqueue_alike", (" AND current_setting('transaction_isolation') <> 'serializable'", "")):
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            await scenario()
+        await two.rollback()
+    await scenario()
+
+
+async def test_lone_jobs_of_one_transaction_take_a_bounded_number_of_locks(one: Session) -> None:
+    await one.begin()
+    for n in range(100):
+        await alike(one, new_job_ids(1), tenant=f"T{n}")
+    locks = await one.value("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
+    await one.rollback()
+    assert 0 < locks <= 65, "64, and that of the first"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_odd_names_are_allowed_all_the_same(boss: Session, one: Session, number: int) -> None:
+    """What the quick look does not know for good, job_refusal does."""
+    for options in ({"task": " t"}, {"queue": "ü" * 200}, {"key": "!"}, {"tenant": "\tT"}, {"delay": 1}, {"task": "t" * 200}):
+        await alike(one, new_job_ids(number), **options)
+    assert await boss.rows("SELECT count(*) FROM aioqueue.job") == [(6 * number,)]
+    for blank in ({"tenant": "-", "key": " "}, {"tenant": " ", "queue": "-"}):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="expected a name"):
+            await alike(one, new_job_ids(number), **blank)
+
+
+async def test_open_batches_leave_each_other_room_and_no_more(boss: Session, one: Session, two: Session) -> None:
+    for session in (one, two):
+        await session.begin()
+        await alike(session, new_job_ids(4), tenant="T")
+    for session in (one, two):
+        await session.commit()
+    assert [vt for (vt,) in await boss.rows(PLACE)] == [1_000 * n for n in range(1, 9)]

@@ -20,16 +20,18 @@ AS $$
 DECLARE
     alone boolean := pg_current_xact_id_if_assigned() IS NULL; xid text := pg_current_xact_id()::text;
     at timestamptz := clock_timestamp(); n integer := cardinality(p_ids);
-    t aioqueue.task; due timestamptz; bad text; lane_ bigint; v bigint; tag bigint; apart bigint; fresh uuid[];
+    t aioqueue.task; due timestamptz; bad text; lane_ bigint; v bigint; tag bigint; apart bigint := 1000; fresh uuid[];
 BEGIN
     IF n = 0 THEN
         RETURN xid;
     END IF;
-    IF p_tenant IS NULL OR p_queue IS NULL OR p_priority IS NULL OR p_max_attempts IS NULL THEN
+    IF p_tenant IS NOT NULL THEN
+        apart := (SELECT s.step FROM aioqueue.step(p_tenant) s);
+    ELSIF (SELECT k.require_tenant FROM aioqueue.task k WHERE k.name = p_task) THEN
+        RAISE EXCEPTION USING ERRCODE = 'AQ004', MESSAGE = 'tenant: task ' || p_task || ' runs for a tenant only; name one';
+    END IF;
+    IF p_queue IS NULL OR p_priority IS NULL OR p_max_attempts IS NULL THEN
         SELECT k.* INTO t FROM aioqueue.task k WHERE k.name = p_task;
-        IF t.require_tenant AND p_tenant IS NULL THEN
-            RAISE EXCEPTION USING ERRCODE = 'AQ004', MESSAGE = 'tenant: task ' || p_task || ' runs for a tenant only; name one';
-        END IF;
         p_queue := coalesce(p_queue, t.queue, 'default'); p_priority := coalesce(p_priority, t.priority, 0);
         p_max_attempts := coalesce(p_max_attempts, t.max_attempts, 5);
     END IF;
@@ -41,7 +43,7 @@ BEGIN
     END IF;
     -- What job_refusal need not be asked about, in few expressions.
     IF (p_task IS NOT NULL AND due IS NULL AND p_priority BETWEEN -2 AND 2 AND p_max_attempts BETWEEN 1 AND 10000
-        AND least(p_task, p_queue, p_tenant, p_key) COLLATE "C" > '!'
+        AND least(p_task COLLATE "C", p_queue, p_tenant, p_key) > '!'
         AND greatest(octet_length(p_task), octet_length(p_queue), octet_length(p_tenant), octet_length(p_key)) <= 200) IS NOT TRUE THEN
         bad := aioqueue.job_refusal(p_task, p_queue, p_tenant, p_key, p_priority, p_max_attempts, due);
         IF bad IS NOT NULL THEN
@@ -63,9 +65,9 @@ BEGIN
            AND pg_try_advisory_xact_lock(hashtextextended(p_tenant, lane_)) THEN
             v := aioqueue.virtual_time(lane_);
             INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, spared)
-            SELECT lane_, s.step + greatest(v, (SELECT l.vt FROM aioqueue.live l
-                                                 WHERE l.lane = lane_ AND l.tenant = p_tenant AND l.vt >= v ORDER BY l.vt DESC LIMIT 1)),
-                   p_ids[1], p_tenant, 0, 0 FROM aioqueue.step(p_tenant) s;
+            SELECT lane_, apart + greatest(v, (SELECT l.vt FROM aioqueue.live l
+                                                WHERE l.lane = lane_ AND l.tenant = p_tenant AND l.vt >= v ORDER BY l.vt DESC LIMIT 1)),
+                   p_ids[1], p_tenant, 0, 0;
             RETURN xid;
         END IF;
         fresh := p_ids;
@@ -100,8 +102,7 @@ BEGIN
         INSERT INTO aioqueue.scheduled (run_at, job_id, lane, tenant)
         SELECT greatest(due, clock_timestamp()), u, lane_, p_tenant FROM unnest(fresh) AS u;
     ELSE
-        apart := (SELECT s.step FROM aioqueue.step(p_tenant) s);
-        tag := aioqueue.next_tag(lane_, p_tenant, apart, coalesce(least(p_total, 64 * n), cardinality(fresh)));
+        tag := aioqueue.next_tag(lane_, p_tenant, apart, least(coalesce(p_total, cardinality(fresh)), 64 * n));
         INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, spared)
         SELECT lane_, tag + apart * u.i, u.id, p_tenant, 0, 0 FROM unnest(fresh) WITH ORDINALITY AS u (id, i);
     END IF;

@@ -2,6 +2,5 @@
 -- One query, which the planner puts in place of the call in a FROM.
 CREATE OR REPLACE FUNCTION aioqueue.step(p_tenant text) RETURNS TABLE (step bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN p_tenant = '' THEN 1000
-                ELSE coalesce((SELECT pg_catalog.round(1000 / t.weight)::bigint FROM aioqueue.tenant t WHERE t.name = p_tenant), 1000) END
+    SELECT coalesce((SELECT pg_catalog.round(1000 / t.weight)::bigint FROM aioqueue.tenant t WHERE t.name = p_tenant), 1000)
 $$;
