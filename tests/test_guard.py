@@ -6,6 +6,7 @@ The jobs here block the loop until the database, or a thread of the test, says s
 import asyncio
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from aioqueue.events import JobLost, JobRecorded, LeaseLost, LoopBlocked, Observ
 from aioqueue.guard import Guard
 from aioqueue.sql import place
 from aioqueue.store import Store
-from tests.kit import PATIENCE, Seen, session
+from tests.kit import PATIENCE, PAUSE, Seen, session
 from tests.postgres import Database
 from tests.sql.engine import Session
 
@@ -62,7 +63,7 @@ def wait_until(dsn: str, schema: str, condition: str) -> None:
     """Wait in the thread that calls; the loop stands still meanwhile, if it is the loop's."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         while not conn.execute(place(condition, schema).encode()).fetchone():
-            pass
+            time.sleep(PAUSE)
 
 
 @pytest.mark.parametrize("kind", ["plain", "own"])

@@ -12,7 +12,7 @@ from psycopg import AsyncConnection
 from aioqueue import AioQueue, InvalidOption, JobContext, JobTransaction, TaskDefinitionError, TenantStatus
 from aioqueue.sql import as_sql
 from aioqueue.store import Store
-from tests.kit import MakeApp
+from tests.kit import PAUSE, MakeApp
 from tests.postgres import Database
 from tests.sql.engine import Session, entry
 
@@ -69,8 +69,8 @@ async def watched(watcher: Watcher) -> AsyncIterator[None]:
 async def until(watcher: Watcher, rows: str, number: int) -> None:
     """Wait until there are so many."""
     async with asyncio.timeout(PATIENCE):
-        while await watcher.rows(f"SELECT count(*) FROM aioqueue.{rows}") != [(number,)]:
-            pass
+        while await watcher.rows(f"SELECT count(*) FROM aioqueue.{rows}") != [(number,)]:  # noqa: ASYNC110 - no event says it
+            await asyncio.sleep(PAUSE)
 
 
 async def all_done(watcher: Watcher, number: int, state: str = "succeeded") -> None:
@@ -359,8 +359,9 @@ async def test_virtual_time_goes_past_what_is_parked(make_app: MakeApp, watcher:
         async with app.worker():
             await until(watcher, "parked", 50)
             async with asyncio.timeout(PATIENCE):
-                while await watcher.rows("SELECT aioqueue.virtual_time(aioqueue.lane('default', 0)) < 50000") == [(True,)]:
-                    pass
+                come = "SELECT aioqueue.virtual_time(aioqueue.lane('default', 0)) >= 50000"
+                while await watcher.rows(come) != [(True,)]:  # noqa: ASYNC110 - no event says it
+                    await asyncio.sleep(PAUSE)
             job = await app.get("add").options(tenant="U").enqueue(1)
             assert await job.result(PATIENCE) == 2
 

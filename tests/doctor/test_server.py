@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from aioqueue.doctor import clock, notifications
 from aioqueue.finding import Severity
 from tests.doctor.conftest import Examine, Execute, codes, connection
-from tests.kit import PATIENCE
+from tests.kit import PATIENCE, PAUSE
 from tests.postgres import Database
 
 pytestmark = pytest.mark.anyio
@@ -75,6 +75,7 @@ async def until(conn: AsyncConnection[Any], query: str, unless: asyncio.Task[Any
         while await (await conn.execute(query.encode())).fetchone() is None:
             if unless is not None and unless.done():
                 return False
+            await asyncio.sleep(PAUSE)
     return True
 
 
