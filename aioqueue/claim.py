@@ -157,9 +157,7 @@ class Claimer:
         backlog = True
         while True:
             self.turned = time.monotonic()
-            if not backlog:
-                in_doubt = self._unanswered is not None
-                await _wait_at_most(self._wake_up, min(LOOK_AGAIN, self._settings.poll) if in_doubt else self._settings.poll)
+            asked = backlog or await self._woken()
             self._wake_up.clear()
             self.waits_for_slots = True
             await self._slots.wait_for_room()
@@ -189,7 +187,8 @@ class Claimer:
                 await asyncio.sleep(GATHER)
                 backlog = True
                 continue
-            claims = await self._claim(limit)
+            async with contextlib.nullcontext() if asked else self._database.in_turn():
+                claims = await self._claim(limit)
             backlog = self._start(claims) == limit or claims.more
             if backlog:
                 self._backlog.set()
@@ -203,6 +202,11 @@ class Claimer:
                 backlog = True
             else:
                 self.found_nothing.set()
+
+    async def _woken(self) -> bool:
+        """Wait to be woken, for a poll at most; whether it was."""
+        seconds = self._settings.poll if self._unanswered is None else min(LOOK_AGAIN, self._settings.poll)
+        return await _wait_at_most(self._wake_up, seconds)
 
     async def run_second(self) -> None:
         """Claim too while there is a backlog, for ever."""
@@ -354,7 +358,9 @@ class Claimer:
             self._unanswered = None
 
 
-async def _wait_at_most(event: asyncio.Event, seconds: float) -> None:
+async def _wait_at_most(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for the event; whether it came."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
+    return event.is_set()

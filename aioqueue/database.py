@@ -36,6 +36,8 @@ UNUSED = 10.0
 """Seconds after which the pool closes a connection that nobody needed, one at a time."""
 AHEAD = 15
 """Jobs at most that wait for each connection."""
+TURN = 0.1
+"""Seconds that a look by the clock waits for another one at most."""
 RESERVED = 2
 """Connections that are the runtime's; callers get one of them while jobs have all the others."""
 
@@ -145,6 +147,7 @@ class Database:
         self._connector = Connector()
         self.rehearse: Callable[[AsyncConnection[Any]], Awaitable[None]] | None = None
         """What each new connection of ours is made ready with before anybody has it; it raises nothing."""
+        self._turn = asyncio.Lock()
         self.losses = 0
         """Calls so far whose connection was lost: after a crash the server may have gone back, without a new start time."""
         self.waiting = 0
@@ -303,6 +306,22 @@ class Database:
         PoolTimeout when none is free in time; such a call must not wait for another while it has one.
         """
         return Lent(self, seconds or self.settings.deadline, share=self._shares)
+
+    @contextlib.asynccontextmanager
+    async def in_turn(self) -> AsyncIterator[None]:
+        """For looks that only the clock asks for: one after the other, so that an idle worker is content with one connection.
+
+        The pool opens another whenever all are in use, and keeps what is in use once in `UNUSED` seconds. None waits for long.
+        """
+        mine = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TURN):
+                mine = await self._turn.acquire()
+        try:
+            yield
+        finally:
+            if mine:
+                self._turn.release()
 
     async def lend(self, wait: float | None, guest: object = None) -> PoolConnection:
         """Lend one to a job's transaction; `take_back` follows exactly if this returns. `guest`: see `promise`.

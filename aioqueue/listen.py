@@ -59,6 +59,8 @@ class Listener:
         self._notify = notify
         self._own = f"aioqueue_probe_{secrets.token_hex(8)}"
         self._heard_own = False
+        self._hears = False
+        """Whether LISTEN has been in force for something."""
         self._observers = observers
         self._channels: dict[Kind, str] = {kind: channel(schema, kind) for kind in KINDS}
         self._callbacks: dict[Kind, list[Callback]] = {kind: [] for kind in KINDS}
@@ -102,7 +104,7 @@ class Listener:
     async def _serve(self, conn: AsyncConnection[Any]) -> None:
         loop = asyncio.get_running_loop()
         descriptor = conn.fileno()
-        loop.add_reader(descriptor, self._event.set)
+        loop.add_reader(descriptor, self._on_readable, conn.pgconn)
         try:
             listening: set[Kind] = set()
             await self._probe(conn.pgconn)
@@ -123,6 +125,7 @@ class Listener:
                         self._lost = None
                     self._observers.emit(ListenerConnected())
                 self._hear(conn.pgconn)
+                self._hears = True
                 try:
                     async with asyncio.timeout(PROBE_INTERVAL):
                         await self._event.wait()
@@ -130,6 +133,7 @@ class Listener:
                     await self._probe(conn.pgconn)
                     await self._probe_delivery(conn.pgconn)
         finally:
+            self._hears = False
             # Before the connection is closed: its number may be another socket's at once.
             loop.remove_reader(descriptor)
 
@@ -182,6 +186,13 @@ class Listener:
                     if result.ntuples:
                         value = result.get_value(result.ntuples - 1, 0)
                 await self._event.wait()
+
+    def _on_readable(self, pgconn: pq.abc.PGconn) -> None:
+        self._event.set()
+        if self._hears:
+            # At once, and not when the loop above has its turn: an idle worker's job waits for it.
+            with contextlib.suppress(psycopg.Error):  # which finds the same, and connects anew
+                self._hear(pgconn)
 
     def _hear(self, pgconn: pq.abc.PGconn) -> None:
         pgconn.consume_input()

@@ -161,7 +161,7 @@ class Reporter:
     async def sweep(self) -> None:
         """Remove what counts no more, of whatever process."""
         self._sweep_at = time.monotonic() + random.uniform(0.5, 1.5) * SWEEP_INTERVAL
-        async with self._database.runtime(CALL_SECONDS) as conn:
+        async with self._database.in_turn(), self._database.runtime(CALL_SECONDS) as conn:
             await self._store.sweep_progress(conn, limit=SWEPT)
 
     def _wake(self, urgent: bool) -> None:

@@ -119,7 +119,7 @@ class Services:
             await self._database.close()
 
     async def _notify_listener(self, channel: str) -> None:
-        async with self._database.for_caller(ANSWER_TIMEOUT) as conn:
+        async with self._database.in_turn(), self._database.for_caller(ANSWER_TIMEOUT) as conn:
             await conn.execute("SELECT pg_catalog.pg_notify(%s, '')", (channel,))
 
     def _serve(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -20,6 +20,7 @@ from aioqueue.errors import ConfigurationError
 from aioqueue.pool_connection import PoolConnection, sever
 from aioqueue.pooler import SESSION
 from aioqueue.settings import PoolSettings
+from tests.kit import passed
 from tests.postgres import Database as ServerDatabase
 
 pytestmark = pytest.mark.anyio
@@ -85,6 +86,41 @@ async def test_connections_that_nobody_needs_any_more_are_closed(worker_dsn: str
         async with asyncio.timeout(10):
             while sum(not conn.closed for conn in conns) > 1:  # noqa: ASYNC110 - the pool sets no event
                 await asyncio.sleep(0.02)
+
+
+async def test_looks_by_the_clock_come_one_after_the_other_but_wait_for_none_that_hangs(
+    pool: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    async def look(name: str, began: asyncio.Event, goes_on: asyncio.Event) -> None:
+        async with pool.in_turn():
+            order.append(name)
+            began.set()
+            await goes_on.wait()
+            order.append(f"{name} over")
+
+    monkeypatch.setattr("aioqueue.database.TURN", 60.0)
+    events = [asyncio.Event() for _ in range(4)]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(look("a", events[0], events[1]))
+        await passed(events[0])
+        group.create_task(look("b", events[2], events[1]))
+        await asyncio.sleep(0)
+        assert order == ["a"]
+        events[1].set()
+    assert order == ["a", "a over", "b", "b over"]
+    monkeypatch.setattr("aioqueue.database.TURN", 0.001)
+    hangs, beside = asyncio.Event(), asyncio.Event()
+    events[0].clear()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(look("c", events[0], hangs))
+        await passed(events[0])
+        group.create_task(look("d", beside, hangs))
+        await passed(beside)
+        hangs.set()
+    async with asyncio.timeout(10), pool.in_turn():
+        pass
 
 
 async def test_every_connection_has_the_runtimes_values(pool: Database) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from aioqueue import AioQueue, JobContext, JobFailed, JobState, LeaseSettings, Retry, WorkerSettings
 from aioqueue.events import JobRecorded, JobsPromoted, JobsRescued
+from aioqueue.store import Store
 from tests.kit import Seen, passed
 from tests.postgres import FAST, Database, Server
 from tests.sql.engine import Session
@@ -151,3 +152,36 @@ async def test_a_server_restart_loses_no_job_and_starts_none_twice(
         assert await held.result(60) == "held"
         assert worker.id == first
     assert runs == [1]
+
+
+async def test_an_idle_workers_looks_by_the_clock_never_take_two_connections(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool would open another for two at once, and keep it for as long as that comes to pass now and then."""
+    under_way: list[str] = []
+    at_once: list[list[str]] = []
+    enough = asyncio.Event()
+
+    def watched(name: str) -> None:
+        real = getattr(Store, name)
+
+        async def look(*args: Any, **options: Any) -> Any:
+            under_way.append(name)
+            at_once.append(list(under_way))
+            try:
+                return await real(*args, **options)
+            finally:
+                under_way.remove(name)
+                if len(at_once) == 200:
+                    enough.set()
+
+        monkeypatch.setattr(Store, name, look)
+
+    watched("claim")
+    watched("tick")
+    app = make_app(worker=WorkerSettings(poll=0.005, tick=0.005))
+    async with app, app.worker():
+        await passed(enough)
+    looks = at_once[10:200]  # a worker that begins claims at once
+    assert [one for one in looks if len(one) > 1] == []
+    assert {one[0] for one in looks} == {"claim", "tick"}

@@ -84,7 +84,7 @@ class Pruner:
                 self._observers.emit(JobsPruned(total))
 
     async def _make_range(self) -> int:
-        async with self._database.runtime() as conn:
+        async with self._database.in_turn(), self._database.runtime() as conn:
             return await self._store.make_ranges(conn, width=self._settings.width, ahead=AHEAD)
 
     async def _prune_range(self, succeeded: float, unsuccessful: float) -> int | None:

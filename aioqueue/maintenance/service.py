@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +44,7 @@ class Maintenance:
         cancel: Callable[[Sequence[UUID]], None],
         restarted: Callable[[], None],
     ) -> None:
+        self._database = database
         self._observers = observers
         self._floors = floors
         self._settings = settings
@@ -69,9 +71,10 @@ class Maintenance:
         outage = Outage(self._observers, "maintenance")
         pause = 0.0
         while True:
-            await self._wait(pause)
+            asked = await self._wait(pause)
             try:
-                pause = await self._once()
+                async with contextlib.nullcontext() if asked else self._database.in_turn():
+                    pause = await self._once()
             except psycopg.Error as error:
                 outage.lost(error)
                 pause = 0.5 + random.random()
@@ -79,8 +82,9 @@ class Maintenance:
                 continue
             outage.over()
 
-    async def _wait(self, seconds: float) -> None:
-        """Wait, at the busy pace as soon as something is claimed."""
+    async def _wait(self, seconds: float) -> bool:
+        """Wait, at the busy pace as soon as something is claimed; whether anything was."""
+        asked = True
         if self._busy.is_set():
             await asyncio.sleep(min(seconds, self._settings.tick))
         else:
@@ -88,10 +92,11 @@ class Maintenance:
                 async with asyncio.timeout(seconds):
                     await self._busy.wait()
             except TimeoutError:
-                pass
+                asked = False
             else:
                 await asyncio.sleep(self._settings.tick)
         self._busy.clear()
+        return asked
 
     async def _once(self) -> float:
         """One round; returns the seconds until the next."""
