@@ -248,10 +248,14 @@ async def test_lone_jobs_of_one_transaction_take_a_bounded_number_of_locks(one: 
 @pytest.mark.parametrize("number", [1, 2])
 async def test_odd_names_are_allowed_all_the_same(boss: Session, one: Session, number: int) -> None:
     """What the quick look does not know for good, job_refusal does."""
-    for options in ({"task": " t"}, {"queue": "ü" * 200}, {"key": "!"}, {"tenant": "\tT"}, {"delay": 1}, {"task": "t" * 200}):
+    odd: list[dict[str, Any]] = [
+        {"task": " t"}, {"queue": "ü" * 200}, {"key": "!"}, {"tenant": "\tT"}, {"delay": 1}, {"task": "t" * 200},
+    ]  # fmt: skip
+    for options in odd:
         await alike(one, new_job_ids(number), **options)
     assert await boss.rows("SELECT count(*) FROM aioqueue.job") == [(6 * number,)]
-    for blank in ({"tenant": "-", "key": " "}, {"tenant": " ", "queue": "-"}):
+    blanks: list[dict[str, Any]] = [{"tenant": "-", "key": " "}, {"tenant": " ", "queue": "-"}]
+    for blank in blanks:
         with pytest.raises(psycopg.errors.InvalidParameterValue, match="expected a name"):
             await alike(one, new_job_ids(number), **blank)
 
