@@ -36,11 +36,14 @@ ONCE = (
     "flow/test_leases.py", "flow/test_misbehaving.py", "flow/test_network.py", "flow/test_outages.py", "flow/test_pooler.py",
     "flow/test_rescue.py", "flow/test_stopping.py", "flow/test_waking.py", "pooler/test_doctor.py", "pooler/test_flow.py",
     "pooler/test_limits.py",
-    "published", "test_benchmarks.py", "test_cli.py", "test_cli_dev.py", "test_cli_health.py", "test_cli_tenant.py",
-    "test_cli_worker.py", "test_demo.py", "test_documents.py", "test_dsn.py", "test_embedded.py", "test_endurance.py",
-    "test_events.py", "test_fairness.py", "test_floor.py", "test_frames.py", "test_job.py", "test_job_log.py", "test_keep.py",
-    "test_life.py", "test_misbehaviours.py", "test_outcome.py", "test_patience.py", "test_payload.py", "test_public.py",
-    "test_retry.py", "test_settings.py", "test_suspect.py", "test_task.py", "test_typing.py", "testing",
+    "published", "test_benchmarks.py", "test_cli.py", "test_cli_dev.py", "test_cli_health.py", "test_cli_logs.py",
+    "test_cli_tenant.py", "test_cli_worker.py", "test_context.py", "test_data.py", "test_demo.py", "test_documents.py",
+    "test_dsn.py", "test_embedded.py", "test_endurance.py", "test_events.py", "test_fairness.py", "test_floor.py",
+    "test_frames.py", "test_identity.py", "test_job.py", "test_job_connection.py", "test_job_log.py", "test_keep.py",
+    "test_life.py", "test_middleware.py", "test_misbehaviours.py", "test_outcome.py", "test_overdue.py", "test_patience.py",
+    "test_payload.py", "test_pool_connection.py", "test_public.py", "test_resources.py", "test_retry.py",
+    "test_session_tasks.py", "test_settings.py", "test_shares.py", "test_slots.py", "test_suspect.py", "test_task.py",
+    "test_trip.py", "test_typing.py", "test_wakeup.py", "test_watch.py", "testing",
 )  # fmt: skip
 
 

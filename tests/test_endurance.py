@@ -56,7 +56,7 @@ def open_files() -> int:
 # -- starts and stops ----------------------------------------------------------------------------------------------------
 
 
-async def test_100_starts_and_stops_leave_no_task_thread_or_connection(worker_dsn: str, schema: str, watcher: Session) -> None:
+async def test_60_starts_and_stops_leave_no_task_thread_or_connection(worker_dsn: str, schema: str, watcher: Session) -> None:
     seen = Seen()
     app = AioQueue(worker_dsn, schema=schema, observers=[seen])
     ran: list[int] = []
@@ -80,7 +80,7 @@ async def test_100_starts_and_stops_leave_no_task_thread_or_connection(worker_ds
     gone = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'aioqueue')"
     await until(watcher, gone)
     before = asyncio.all_tasks(), open_files()
-    for n in range(100):
+    for n in range(60):
         seen.events.clear()
         match n % 4:
             case 0:
@@ -98,7 +98,7 @@ async def test_100_starts_and_stops_leave_no_task_thread_or_connection(worker_ds
                 await asyncio.sleep(0.001)
     await until(watcher, gone)
     assert open_files() <= before[1]
-    assert ran == [-1, *range(0, 100, 4)]
+    assert ran == [-1, *range(0, 60, 4)]
     assert await watcher.rows("SELECT id FROM aioqueue.worker") == [], "a worker that left nothing leaves no row"
 
 

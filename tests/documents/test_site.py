@@ -1,5 +1,6 @@
 """The documentation builds strictly; pages load nothing from elsewhere, links lead somewhere, nothing public is missing."""
 
+import fcntl
 import importlib
 import importlib.util
 import os
@@ -46,11 +47,23 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pages, built strictly from a copy: a build writes beside its configuration."""
-    place = tmp_path_factory.mktemp("site")
+    """The pages, built once, whichever process of xdist comes first."""
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "documentation"
+    place.mkdir(exist_ok=True)
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (place / "built").exists():
+            _build(place)
+            (place / "built").touch()
+    return place / "site"
+
+
+def _build(place: Path) -> None:
+    """Build strictly from a copy: a build writes beside its configuration."""
     for name in ("docs", "examples", "benchmarks", "aioqueue"):
         if (ROOT / name).exists():  # where the wheel is tested, the package is installed instead
-            shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     for name in ("zensical.toml", "CHANGELOG.md"):
         shutil.copy(ROOT / name, place / name)
     done = subprocess.run(
@@ -62,7 +75,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return place / "site"
 
 
 @pytest.fixture(scope="module")

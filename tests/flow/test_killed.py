@@ -88,6 +88,7 @@ async def test_a_transaction_and_its_success_are_one_whatever_is_killed_when(flo
     assert dict(counted) == dict.fromkeys(jobs, 1)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 async def test_a_session_and_its_job_s_success_are_one_whatever_is_killed_when(flow: Flow, driver: str) -> None:
     start = partial(flow.start, "-A", f"tests.flow.session_tasks:{driver}_app", "-c", "10")
