@@ -206,7 +206,9 @@ class Runner:
     async def _run(self, run: Run) -> None:
         try:
             try:
-                outcome = await self._execute(run)
+                outcome = await self._begin(run)
+            except _Ended as ended:
+                outcome = ended.outcome
             except BaseException as error:
                 # Ended while it waited for a connection; or nobody's plan (a validator that raises KeyError): the job must not
                 # stay running.
@@ -225,32 +227,35 @@ class Runner:
         self.given_up -= run.abandoned
         self._freed(run.job)
 
-    async def _execute(self, run: Run) -> Outcome | None:
-        """Return the outcome, or None where it is recorded already or nobody's business any more."""
+    def _begin(self, run: Run) -> Awaitable[Outcome | None]:
+        """Return what is to be awaited for the outcome; it is None where it is recorded already or nobody's business any more.
+
+        Raises _Ended where user code is not to be called. No coroutine: that costs as much as all that is decided here.
+        """
         job = run.job
         task = self._tasks.get(job.task)
         if task is None:
             delay = min(60.0, 2.0 ** min(job.spared, 10)) * (0.5 + random.random() / 2)
-            return Released(Reason.UNKNOWN_TASK, f"no task {job.task!r} is registered in this worker", delay)
+            raise _Ended(Released(Reason.UNKNOWN_TASK, f"no task {job.task!r} is registered in this worker", delay))
         definition = run.definition = task.definition
         if job.tenant is None and self._tenants.requires(definition.require_tenant):
             # Enqueued before the task said so.
-            return Failed(Reason.ERROR, ErrorText.of(TenantRequired(job.task), with_traceback=False), None)
+            raise _Ended(Failed(Reason.ERROR, ErrorText.of(TenantRequired(job.task), with_traceback=False), None))
         try:
             args, kwargs = definition.payload.load(job.payload)
         except InvalidPayload as error:
             # Dead at once, unless the task says otherwise by name: of code of two versions one may read it.
             again = run.delay(error) if InvalidPayload in definition.retry.on else None
-            return Failed(Reason.INVALID_PAYLOAD, ErrorText.of(error, with_traceback=False), again)
+            raise _Ended(Failed(Reason.INVALID_PAYLOAD, ErrorText.of(error, with_traceback=False), again)) from None
         holds = definition.holds
         if holds in _IN_TRANSACTION:
             run.limit = definition.timeout or self._limits.transaction_time_limit
-            return await self._in_transaction(run, definition, args, kwargs)
+            return self._in_transaction(run, definition, args, kwargs)
         run.limit = definition.timeout or self._limits.time_limit
         context = JobContext(job, lambda: self._transactions.short(job, run.left), run.look)
         if holds is _CONTEXT:
             args = (context, *args)
-        return await self._user_code(run, definition, context, args, kwargs)
+        return self._user_code(run, definition, context, args, kwargs)
 
     async def _in_transaction(
         self, run: Run, definition: TaskDefinition, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -261,9 +266,9 @@ class Runner:
                 run.waits = False
                 outcome = await self._user_code(run, definition, own.face, (own.face, *args), kwargs, own.settle)
                 if not isinstance(outcome, Succeeded):
-                    raise _RollBack(outcome)
+                    raise _Ended(outcome)
                 await own.finish(outcome.result)
-        except _RollBack as ended:
+        except _Ended as ended:
             return ended.outcome
         except NoFreeConnection as error:
             return Released(Reason.NO_CONNECTION, str(error), 0.1 + random.random())
@@ -273,7 +278,7 @@ class Runner:
             return None
         except TransactionViolation as error:
             cause = error.__cause__
-            if isinstance(cause, _RollBack) and isinstance(cause.outcome, Failed) and cause.outcome.reason is Reason.VIOLATION:
+            if isinstance(cause, _Ended) and isinstance(cause.outcome, Failed) and cause.outcome.reason is Reason.VIOLATION:
                 return cause.outcome  # user code was told, and its own line stands in there
             return run.failed(error, Reason.VIOLATION)
         except InvalidResult as error:
@@ -340,6 +345,6 @@ class Runner:
         return partial(self._threads.call, run, definition.fn, args, kwargs)
 
 
-class _RollBack(Exception):
+class _Ended(Exception):
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome

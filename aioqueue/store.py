@@ -18,7 +18,7 @@ from uuid import UUID
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, adapters, sql
 from psycopg.adapt import Transformer
-from psycopg.pq import Format
+from psycopg.pq import Format, PipelineStatus
 from psycopg.rows import TupleRow, tuple_row
 
 from .floor import Snapshot
@@ -217,11 +217,9 @@ class Store(LimitStore):
             trip.then = hint
         try:
             await trip.run(None)
-        except psycopg.Error:
-            raise
-        except BaseException:
-            await conn.close()  # cancelled: its answers are still to come
-            raise
+        finally:
+            if conn.pgconn.pipeline_status != PipelineStatus.OFF:
+                await conn.close()  # cancelled: its answers are still to come
         return notify and hint.error is None
 
     async def enqueue_parts(self, conn: AsyncConnection[Any], parts: Iterable[NewJobs]) -> None:
@@ -506,7 +504,7 @@ class Store(LimitStore):
 
     async def notify(self, conn: AsyncConnection[Any], kind: str) -> None:
         """Send the hint 'ready', 'done' or 'progress'; on a connection in autocommit."""
-        await self.execute(conn, "notify", (kind,))
+        await self._rows(conn, "notify", (kind,))
 
     async def scrub(self, conn: AsyncConnection[Any]) -> AsyncCursor[TupleRow]:
         """Take from the server's session what a job left on it: after a transaction, behind a pooler also before one.
