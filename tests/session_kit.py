@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import sqlalchemy
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
@@ -10,7 +11,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from aioqueue.contrib.sqlalchemy import JobSession
 from tests.kit import Bench
 
-DRIVERS = ["psycopg", "asyncpg"]
+# What asyncpg does otherwise than psycopg is the same on every version.
+DRIVERS = ["psycopg", pytest.param("asyncpg", marks=pytest.mark.once)]
 
 
 class Base(DeclarativeBase):
