@@ -106,6 +106,7 @@ async def test_the_hint_of_a_lone_enqueue_goes_out_in_the_same_round_trip(
         started.set()
 
     monkeypatch.setattr(wakeup, "DEBOUNCE", 0.0)
+    monkeypatch.setattr(wakeup, "CARRY", 0.0)
     monkeypatch.setattr(Notifier, "_send", lose)  # whoever leaves the hint to the notifier is not heard
     async with app, app.worker(), other, asyncio.timeout(60):
         for _ in range(20):
