@@ -61,6 +61,13 @@ async def until_found(look: Examine, role: str) -> Finding:
     return finding
 
 
+async def until_free(vacuum: Held) -> None:
+    """Look until nothing is held: autovacuum, which comes when it likes, holds the horizon while it analyses a table."""
+    async with asyncio.timeout(PATIENCE):
+        while await vacuum():  # noqa: ASYNC110 - no event says it
+            await asyncio.sleep(PAUSE)
+
+
 @pytest.mark.parametrize("state", STATES)
 async def test_exactly_the_harmful_states_are_listed(look: Examine, vacuum: Held, database: Database, state: str) -> None:
     async with connection(database.dsn("owner")) as conn:
@@ -79,7 +86,10 @@ async def test_exactly_the_harmful_states_are_listed(look: Examine, vacuum: Held
             assert (await look("worker")).unseen, "what it does, and since when, takes pg_read_all_stats"
         else:
             assert codes(await look("superuser")) == codes(await look("worker")) == []
-        assert await vacuum() == (state in HARMFUL)
+        if state in HARMFUL:
+            assert await vacuum()
+        else:
+            await until_free(vacuum)
         if running is not None and not running.done():
             running.cancel()
             with pytest.raises((asyncio.CancelledError, psycopg.errors.QueryCanceled)):
@@ -91,7 +101,7 @@ async def test_another_database_holds_nothing_here(look: Examine, vacuum: Held, 
         await conn.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         await conn.execute("SELECT pg_current_xact_id()")
         assert codes(await look("superuser")) == []
-        assert not await vacuum()
+        await until_free(vacuum)
 
 
 async def test_a_vacuum_holds_nothing(look: Examine, vacuum: Held, database: Database, shop: Execute) -> None:

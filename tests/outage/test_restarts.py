@@ -83,7 +83,7 @@ async def test_jobs_enqueued_after_a_crash_that_kept_the_start_time_are_found_at
         await scene.until("true")
         # As if the crash had lost what no commit waited for.
         cell = lane("default", 0) & 1023
-        outage.run(f"SELECT setval('\"{outage.schema}\".v{cell}', 1, false)")
+        await scene.ask(f"SELECT setval('aioqueue.v{cell}', 1, false)")
         proxy.mode = "pass"
         job = await scene.quick.enqueue()
         await job.result(timeout=15)
