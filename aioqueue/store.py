@@ -15,7 +15,6 @@ from operator import attrgetter
 from typing import Any, LiteralString, NamedTuple
 from uuid import UUID
 
-import psycopg
 from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, adapters, sql
 from psycopg.adapt import Transformer
 from psycopg.pq import Format, PipelineStatus

@@ -50,6 +50,28 @@ async def at_commit(database: Database, schema: str) -> AsyncIterator[AtCommit]:
         await admin.rows("DROP SEQUENCE aioqueue.commits")
 
 
+@pytest.mark.parametrize("notify", [False, True])
+async def test_one_that_is_cancelled_leaves_its_connection_to_the_next(
+    app: AioQueue, boss: Session, monkeypatch: pytest.MonkeyPatch, notify: bool
+) -> None:
+    waits = "SELECT pid FROM pg_locks WHERE NOT granted"
+    monkeypatch.setattr(Notifier, "take", lambda _: notify)
+    await app.get("add").enqueue(1)
+    await boss.begin()
+    await boss.rows("LOCK TABLE aioqueue.job")
+    enqueue = asyncio.create_task(app.get("add").enqueue(2))
+    while not (pids := await boss.rows(waits)):
+        pass
+    enqueue.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await enqueue
+    await boss.rollback()
+    job = await app.get("add").enqueue(3)
+    assert await boss.rows("SELECT payload FROM aioqueue.job ORDER BY id") == [({"a": 1},), ({"a": 3},)]
+    assert await boss.rows("SELECT pid FROM pg_stat_activity WHERE pid = %s", pids[0][0]) == pids, "it was not closed"
+    assert await boss.value("SELECT max(job_id::text) FROM aioqueue.live") == str(job.id)
+
+
 TERMINATED = b"SELECT pg_terminate_backend(pg_backend_pid()), pg_sleep(60), $1::text"
 
 
