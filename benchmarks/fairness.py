@@ -98,7 +98,7 @@ class Loop:
     async def end(self, jobs: list[Claimed]) -> None:
         """Record success, and unpark as a worker does."""
         await self.store.record(self.conn, worker=self.worker, succeeded=jobs, results=["null"] * len(jobs))
-        keys = Counter(key for job in jobs for key in job.keys)
+        keys = Counter(key for job in jobs for key in job.keys or ())
         if keys:
             _, firsts = await self.store.unpark(self.conn, keys, held=self.held.text(0), parked=self.parked.text(0))
             self.parked.learn(firsts, 0)
