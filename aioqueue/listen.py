@@ -61,6 +61,8 @@ class Listener:
         self._heard_own = False
         self._hears = False
         """Whether LISTEN has been in force for something."""
+        self._watched: int | None = None
+        """The socket that the event loop tells of; None: it does not, since libpq may have closed it."""
         self._observers = observers
         self._channels: dict[Kind, str] = {kind: channel(schema, kind) for kind in KINDS}
         self._callbacks: dict[Kind, list[Callback]] = {kind: [] for kind in KINDS}
@@ -103,8 +105,8 @@ class Listener:
 
     async def _serve(self, conn: AsyncConnection[Any]) -> None:
         loop = asyncio.get_running_loop()
-        descriptor = conn.fileno()
-        loop.add_reader(descriptor, self._on_readable, conn.pgconn)
+        self._watched = conn.fileno()
+        loop.add_reader(self._watched, self._on_readable, loop, conn.pgconn)
         try:
             listening: set[Kind] = set()
             await self._probe(conn.pgconn)
@@ -135,7 +137,7 @@ class Listener:
         finally:
             self._hears = False
             # Before the connection is closed: its number may be another socket's at once.
-            loop.remove_reader(descriptor)
+            self._unwatch(loop)
 
     async def _change(self, conn: AsyncConnection[Any], listening: set[Kind], wanted: set[Kind]) -> None:
         for kind in sorted(listening - wanted):
@@ -187,12 +189,19 @@ class Listener:
                         value = result.get_value(result.ntuples - 1, 0)
                 await self._event.wait()
 
-    def _on_readable(self, pgconn: pq.abc.PGconn) -> None:
+    def _unwatch(self, loop: asyncio.AbstractEventLoop) -> None:
+        descriptor, self._watched = self._watched, None
+        if descriptor is not None:
+            loop.remove_reader(descriptor)
+
+    def _on_readable(self, loop: asyncio.AbstractEventLoop, pgconn: pq.abc.PGconn) -> None:
         self._event.set()
         if self._hears:
             # At once, and not when the loop above has its turn: an idle worker's job waits for it.
             with contextlib.suppress(psycopg.Error):  # which finds the same, and connects anew
                 self._hear(pgconn)
+            if pgconn.status != pq.ConnStatus.OK:
+                self._unwatch(loop)  # its socket is closed, and another may have its number before that has its turn
 
     def _hear(self, pgconn: pq.abc.PGconn) -> None:
         pgconn.consume_input()

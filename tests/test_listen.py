@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, pq
 from psycopg.conninfo import make_conninfo
 
 from aioqueue import listen
@@ -19,7 +20,7 @@ from aioqueue.connector import connection_string
 from aioqueue.events import DatabaseLost, DatabaseRecovered, Event, ListenerConnected, Observers
 from aioqueue.listen import Kind, Listener, channel
 from aioqueue.store import Store
-from tests.kit import PAUSE
+from tests.kit import PATIENCE, PAUSE
 from tests.postgres import Database
 from tests.sql.engine import Session
 
@@ -193,6 +194,34 @@ async def test_fifty_lost_sessions_are_each_replaced_and_caught_up(
     assert await last_session(boss) == 0
     assert [type(event) for event in events] == [ListenerConnected, *[DatabaseLost, DatabaseRecovered, ListenerConnected] * 50]
     assert all(event.loop == "listener" for event in events if isinstance(event, DatabaseLost | DatabaseRecovered))
+
+
+async def test_the_number_of_a_lost_session_is_free_at_once(sessions: Sessions, observers: Observers, boss: Session) -> None:
+    listener = Listener(sessions.connect, schema=boss.store.schema, observers=observers, notify=notified(boss))
+    ready = Heard()
+    listener.subscribe("ready", ready)
+    loop = asyncio.get_running_loop()
+    async with running(listener):
+        await ready.wait(1)
+        await boss.store.notify(boss.conn, "ready")
+        await ready.wait(2)
+        (lost,) = sessions.all
+        number = lost.fileno()
+        await boss.rows("SELECT pg_terminate_backend(%s)", lost.info.backend_pid)
+        while lost.pgconn.status == pq.ConnStatus.OK:  # noqa: ASYNC110 - no event says it
+            await asyncio.sleep(0)
+        # libpq has closed the socket: the next one has its number, and is told to the loop before the listener has its turn.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as here:
+            here, there = (here, there) if here.fileno() == number else (there, here)
+            assert here.fileno() == number
+            here.bind("")
+            heard = asyncio.Event()
+            loop.add_reader(number, heard.set)
+            await ready.wait(3)
+            there.sendto(b"!", here.getsockname())
+            async with asyncio.timeout(PATIENCE):
+                await heard.wait()
+            loop.remove_reader(number)
 
 
 async def last_session(boss: Session) -> int:
