@@ -165,7 +165,7 @@ class OpenTransaction:
         Raises LeaseLost, TransactionViolation, or the psycopg.Error with which the server refused: nothing was committed
         then. Returns only when it is committed, also when COMMIT's answer was lost and had to be read back.
         """
-        error = await self._end("finish", bool(self._job.keys), result)
+        error = await self._end("finish", result)
         if error is not None and await read_back(self._database, self._store, self._settings, self._job) != "succeeded":
             raise error
 
@@ -175,7 +175,7 @@ class OpenTransaction:
         if error is not None:
             raise error
 
-    async def _end(self, statement: str, *values: object) -> BaseException | None:
+    async def _end(self, statement: str, *result: str) -> BaseException | None:
         """Send the last statement, COMMIT and the scrub; an error returned (not raised) leaves open whether COMMIT was good."""
         self._check_status()
         conn = self._conn
@@ -188,7 +188,7 @@ class OpenTransaction:
         if self._identity.role is not None:
             trip.add(KEEP_ROLE, [ROLE])
             trip.add(SET_ROLE, [self._role])
-        trip.add(self._store.wired[statement], (*self._job.fence, pairs(self._expected), *values), prepare=True)
+        trip.add(self._store.wired[statement], (*self._job.fence, pairs(self._expected), *result), prepare=True)
         commit = trip.add(b"COMMIT", prepare=True)
         scrub = self._add_scrub(trip)
         following = self._follow(trip)

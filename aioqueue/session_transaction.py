@@ -223,7 +223,7 @@ class OpenSession:
         """Record success and commit, together; see OpenTransaction.finish."""
         self._guard.check()
         expected = pairs(self._terms.expected(self._role, self._user))
-        self._guard.last = partial(self._send_last, (*self._job.fence, expected, bool(self._job.keys), result))
+        self._guard.last = partial(self._send_last, (*self._job.fence, expected, result))
         try:
             async with self._as_runtime(self._settings.pool.deadline):
                 await AsyncSession.commit(self.face)

@@ -71,8 +71,7 @@ _CALLS = {
     "record": "SELECT * FROM aioqueue.record(%s::bigint, %s::text::jsonb, %s::uuid[], %s::bigint[], %s::bigint[],"
     " %s::integer[], %s::text::jsonb)",
     "finish": "SELECT aioqueue.finish(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer, NULL,"
-    " p_settings => %s::pg_catalog.text::pg_catalog.text[], p_held => %s::pg_catalog.bool,"
-    " p_result => %s::pg_catalog.text::pg_catalog.jsonb)",
+    " p_settings => %s::pg_catalog.text::pg_catalog.text[], p_result => %s::pg_catalog.text::pg_catalog.jsonb)",
     "read_back": "SELECT aioqueue.read_back(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer)",
     "unknown_claims": "SELECT * FROM aioqueue.unknown_claims(%s::bigint)",
     "confirm": "SELECT aioqueue.confirm(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer, NULL,"
@@ -363,7 +362,7 @@ class Store(LimitStore):
 
         `expected`: the settings that must be as they were when it began.
         """
-        await self.execute(conn, "finish", (*job.fence, pairs(expected), bool(job.keys), result))
+        await self.execute(conn, "finish", (*job.fence, pairs(expected), result))
 
     async def confirm(self, conn: AsyncConnection[Any], job: Claimed, *, expected: Mapping[str, str]) -> None:
         """Hold the job for this worker until the commit; psycopg.Error with SQLSTATE AQ002 or AQ003. `expected` as in finish."""

@@ -92,7 +92,7 @@ class SavepointTransaction:
 
     async def finish(self, result: str) -> None:
         """Record success, and release the savepoint. `result` is JSON text. Raises what a job's own transaction does."""
-        await self._end("finish", bool(self._terms.job.keys), result)
+        await self._end("finish", result)
 
     async def confirm(self) -> None:
         """Check that the job is still this worker's, and release the savepoint."""
@@ -106,7 +106,7 @@ class SavepointTransaction:
         await run_statement(self._conn, f"ROLLBACK TO SAVEPOINT {POINT}")
         await run_statement(self._conn, f"RELEASE SAVEPOINT {POINT}")
 
-    async def _end(self, statement: str, *values: object) -> None:
+    async def _end(self, statement: str, *result: str) -> None:
         self._take_back()
         check_end(self._conn, self._given, self._nesting, in_use=self._given.in_use)
         terms = self._terms
@@ -114,7 +114,7 @@ class SavepointTransaction:
         try:
             if terms.identity.role is not None:
                 await self._store.leave_role(self._conn, self._role, seen=ROLE)
-            await self._store.execute(self._conn, statement, (*terms.job.fence, pairs(expected), *values))
+            await self._store.execute(self._conn, statement, (*terms.job.fence, pairs(expected), *result))
         except psycopg.Error as error:
             raise refusal_of_end(terms.job, error, error.sqlstate, str(error)) from None
         await run_statement(self._conn, f"RELEASE SAVEPOINT {POINT}")

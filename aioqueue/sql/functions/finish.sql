@@ -3,11 +3,11 @@
 -- longer this worker's: then nothing of it can commit. Locks one live row, served by live_pkey.
 -- p_settings: what is to be checked. The loop is check_transaction's own, which is called to say what is wrong: a function less.
 -- Older code gives it as p_expected, an object.
--- p_held: whether it may hold limited keys; they are free with the commit, and the worker unparks after it. false where its claim
--- has given it none: a row that settle_limits has written meanwhile is left behind then, which sweep_parked deletes.
+-- The limited keys that it held are free with the commit; the worker unparks after it. Also those that its claim has not given it,
+-- but settle_limits; they are looked for as in record.
 CREATE OR REPLACE FUNCTION aioqueue.finish(
     p_worker bigint, p_lane bigint, p_vt bigint, p_job_id uuid, p_attempt integer,
-    p_expected jsonb, p_result jsonb, p_settings text[] DEFAULT NULL, p_held boolean DEFAULT true
+    p_expected jsonb, p_result jsonb, p_settings text[] DEFAULT NULL
 ) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET plan_cache_mode = force_generic_plan
@@ -29,7 +29,7 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = 'AQ002', MESSAGE = 'job ' || p_job_id || ' is no longer owned by worker ' || p_worker;
     END IF;
-    IF p_held THEN
+    IF pg_relation_size('aioqueue.held'::regclass) > 0 THEN
         DELETE FROM aioqueue.held h WHERE h.job_id = p_job_id;
     END IF;
     INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, started_at, finished_at)
