@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -64,6 +65,8 @@ def connection_lost(error: BaseException) -> bool:
 Pool = AsyncConnectionPool[PoolConnection]
 
 _lent: Overdue[PoolConnection] = Overdue(sever)
+_puts: set[asyncio.Task[None]] = set()
+"""Connections on their way into the pool whose user was cancelled."""
 
 
 class AllInUse(PoolTimeout):
@@ -82,7 +85,19 @@ async def _put(conn: PoolConnection) -> None:
         await conn.close()
     pool = conn._pool
     if isinstance(pool, AsyncConnectionPool):
-        await pool.putconn(conn)
+        try:
+            await pool.putconn(conn)
+        except asyncio.CancelledError:
+            _put_after_all(pool, conn)
+            raise
+
+
+def _put_after_all(pool: Pool, conn: PoolConnection) -> None:
+    """Give a connection back whose way into the pool was cancelled as it waited for a lock of the pool: it would be lost."""
+    conn._pool = pool
+    task = asyncio.get_running_loop().create_task(pool.putconn(conn), context=contextvars.Context())
+    _puts.add(task)
+    task.add_done_callback(_puts.discard)
 
 
 class Lent:
@@ -118,6 +133,9 @@ class Lent:
         finally:
             try:
                 await self._pool.putconn(conn)
+            except asyncio.CancelledError:
+                _put_after_all(self._pool, conn)
+                raise
             finally:
                 if self._share is not None:
                     self._share.leave("caller")
@@ -278,7 +296,7 @@ class Database:
             raise self._timed_out(wait, "all are in use") from self._connector.refusal
         if task and task.cancelling() > before:
             # The pool waits by wait_for(), which before Python 3.12 swallows a cancellation that comes with the connection.
-            await pool.putconn(conn)
+            await _put(conn)
             raise asyncio.CancelledError
         return conn
 

@@ -415,6 +415,36 @@ async def test_cancelled_calls_lose_no_connection(worker_dsn: str) -> None:
                 await stack.enter_async_context(database.runtime())
 
 
+@pytest.mark.parametrize("job", [True, False])
+async def test_a_call_that_is_cancelled_as_it_gives_its_connection_back_does_not_lose_it(worker_dsn: str, job: bool) -> None:
+    """However many wait for a lock of the pool's, one that is cancelled there would take its connection with it."""
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def call(database: Database) -> None:
+        async with lent(database, None) if job else database.for_caller():
+            asked.set()
+            await goes_on.wait()
+
+    async with opened(worker_dsn, PoolSettings(acquire_timeout=2)) as database:
+        assert database._pool is not None
+        for _ in range(database.settings.size):
+            asked.clear()
+            goes_on.clear()
+            task = asyncio.create_task(call(database))
+            await asked.wait()
+            async with database._pool._lock:
+                goes_on.set()
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+            assert task.cancelled()
+        assert database.free_for_jobs == database.settings.size - RESERVED
+        async with AsyncExitStack() as stack:
+            for _ in range(database.settings.size):
+                await stack.enter_async_context(database.runtime())
+
+
 async def test_a_job_without_a_server_gets_no_connection_and_holds_no_place() -> None:
     async with opened(NOWHERE, PoolSettings(acquire_timeout=0.1)) as database:
         with pytest.raises(NoFreeConnection):
