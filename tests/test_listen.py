@@ -211,8 +211,8 @@ async def test_the_number_of_a_lost_session_is_free_at_once(sessions: Sessions, 
         while lost.pgconn.status == pq.ConnStatus.OK:  # noqa: ASYNC110 - no event says it
             await asyncio.sleep(0)
         # libpq has closed the socket: the next one has its number, and is told to the loop before the listener has its turn.
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as here:
-            here, there = (here, there) if here.fileno() == number else (there, here)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+            here, there = (one, other) if one.fileno() == number else (other, one)
             assert here.fileno() == number
             here.bind("")
             heard = asyncio.Event()
