@@ -189,7 +189,8 @@ class Claimer:
                 continue
             async with contextlib.nullcontext() if asked else self._database.in_turn():
                 claims = await self._claim(limit)
-            backlog = self._start(claims) == limit or claims.more
+            # Who drains looks on until there is nothing: the wake-up that asks for that look may have come before this one.
+            backlog = self._start(claims) == limit or claims.more or (self._settings.drain and bool(claims.jobs))
             if backlog:
                 self._backlog.set()
             if claims.jobs or claims.more or claims.passed:

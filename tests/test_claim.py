@@ -405,6 +405,36 @@ async def test_drain_does_not_end_before_the_suspects_are_run(make_app: MakeApp,
         assert [await job.result(0) for job in jobs] == [1, 2, 3, 4, 5]
 
 
+async def test_drain_ends_without_a_poll_also_when_its_wake_up_comes_before_the_last_jobs(
+    make_app: MakeApp, boss: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = make_app(worker=WorkerSettings(poll=3600))
+    monkeypatch.setattr(app, "on_ready", lambda _: None)  # a hint's wake-up would do as well as the poll
+    woken = asyncio.Event()
+    wake, claim = Claimer.wake, app.store.claim
+    looks = 0
+
+    def note(self: Claimer) -> None:
+        wake(self)
+        woken.set()
+
+    async def look(conn: AsyncConnection[Any], **asked: Any) -> Any:
+        nonlocal looks
+        looks += asked["limit"] > 0  # none are asked for on a new connection
+        claims = await claim(conn, **asked)
+        if looks == 1 and asked["limit"]:
+            await boss.rows("SELECT aioqueue.enqueue('add', '{\"a\": 1}')")
+            await passed(woken)  # the drain asks for a look, which is the next one, and that has a job
+            claims.more = True
+        return claims
+
+    monkeypatch.setattr(Claimer, "wake", note)
+    monkeypatch.setattr(app.store, "claim", look)
+    async with app, asyncio.timeout(30):
+        await app.worker(drain=True).run()
+    assert await boss.rows("SELECT state FROM aioqueue.outcome") == [("succeeded",)]
+
+
 # -- connections -----------------------------------------------------------------------------------------------------------
 
 
