@@ -481,5 +481,6 @@ async def test_of_short_transactions_a_few_for_each_connection_are_claimed_at_on
     assert len(under_way) == 300
     # What the first claims took, not knowing what jobs these are, is over by then.
     assert median(under_way[150:]) <= 2 * (1 + AHEAD)
-    assert max(under_way[200:]) <= 2 * 2 * (1 + AHEAD), "all the slots' without the bound"
+    # Two claims at once, and what others have begun meanwhile without being counted yet.
+    assert max(under_way[200:]) <= 2.5 * 2 * (1 + AHEAD), "all the slots' without the bound"
     assert await boss.rows("SELECT DISTINCT attempt, spared FROM aioqueue.outcome") == [(1, 0)]
