@@ -112,6 +112,8 @@ async def pick_up(plan: Plan, entry: Entry, *, n: int) -> None:
             enqueued = asyncio.create_task(entry.driver.ask("single", 1, seconds=30))
             ran = await worker.hear(30)
             (began,) = (await enqueued)["at"]
+            while ran["ran"] < began:
+                ran = await worker.hear(30)  # that was the one before, which the peer has run twice
             if i >= 5:  # the first ones warm up
                 entry.figures["pickup"].append(1000 * (ran["ran"] - began))
             await asyncio.sleep(0.02)  # until it is idle again
