@@ -282,6 +282,22 @@ async def test_a_connection_that_is_garbage_is_not_kept_alive(process: Process, 
     assert process.notifier._of_job == {}
 
 
+async def test_a_connection_that_is_gone_before_its_transaction_is_watched_is_hinted_at_once(
+    process: Process, worker_dsn: str, caller: Session
+) -> None:
+    """As when another thread's loop has enqueued and closed it while this one was busy."""
+    conn = await AsyncConnection.connect(worker_dsn, autocommit=True)
+    (job_id,) = await Session(conn, caller.store).enqueue()
+    transaction = SeenByStatus(conn)
+    await conn.close()
+    del conn
+    gc.collect()
+    process.notifier.watch(transaction, 1, [job_id])
+    assert not process.notifier.uncommitted(job_id)
+    await process.ears.wait("ready", 1)
+    assert process.notifier._watched == {}
+
+
 async def test_a_transaction_of_another_server_is_no_error(process: Process, caller: Session) -> None:
     await caller.begin()
     process.notifier.watch(SeenByStatus(caller.conn), 2**40, [new_job_id()])

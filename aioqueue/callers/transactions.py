@@ -27,11 +27,18 @@ class OpenTransaction(Protocol):
         ...
 
 
+def _reference(conn: Any) -> ref[Any]:
+    """Refer to a connection; whoever uses that as a key may do so after the connection has gone."""
+    reference = ref(conn)
+    hash(reference)  # kept from now on; of what has gone it cannot be had any more
+    return reference
+
+
 class SeenByStatus:
     """Of psycopg, async or not, and of psycopg2, whose states have the same numbers."""
 
     def __init__(self, conn: Any) -> None:
-        self.key = ref(conn)
+        self.key = _reference(conn)
 
     @property
     def ended(self) -> bool:
@@ -48,7 +55,7 @@ class SeenByFlag:
         self._conn: Callable[[], Any]
         self.key: Hashable
         try:
-            self.key = self._conn = ref(conn)
+            self.key = self._conn = _reference(conn)
         except TypeError:
             self.key, self._conn = conn, lambda: conn
 
