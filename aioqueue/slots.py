@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -45,6 +46,8 @@ class Slots:
         self._freed = asyncio.Event()
         self._ends = 0
         """Short jobs that have ended since `_since`."""
+        self._quick_ends = 0
+        """Those of them that took no longer than AHEAD: what is claimed in their place starts as soon."""
         self._rate, self._since = 0.0, time.monotonic()
         # A job that is started at the end of another has none of its context.
         self._context = contextvars.copy_context()
@@ -56,12 +59,14 @@ class Slots:
     def room(self) -> int:
         """Jobs that could be claimed now: for the free slots, and for those that will be free soon.
 
-        Where more have ended since the last rate than it says for AHEAD, it is higher by now: a worker that begins takes no time.
+        Where more quick ones have ended since the last rate than it says for AHEAD, it is higher by now: a worker begins fast.
         """
         now = time.monotonic()
         if now - self._since > WINDOW:
-            self._rate, self._ends, self._since = self._ends / (now - self._since), 0, now
-        return max(0, self.concurrency + max(int(self._rate * AHEAD), self._ends) - len(self.runner.runs) - len(self._waiting))
+            self._rate, self._since = self._ends / (now - self._since), now
+            self._ends = self._quick_ends = 0
+        soon = max(int(self._rate * AHEAD), self._quick_ends)
+        return max(0, self.concurrency + soon - len(self.runner.runs) - len(self._waiting))
 
     @property
     def waiting(self) -> int:
@@ -101,8 +106,9 @@ class Slots:
 
     def freed(self, job: Claimed | None = None) -> None:
         """The run of `job` is over, or one was given up on."""
-        if job is not None and time.monotonic() - job.claimed_at <= SHORT:
-            self._ends += 1
+        took = math.inf if job is None else time.monotonic() - job.claimed_at
+        self._ends += took <= SHORT
+        self._quick_ends += took <= AHEAD
         self._freed.set()
         if self._waiting:
             if not self._starts_soon:

@@ -202,15 +202,18 @@ async def test_room_is_the_free_slots_and_as_many_as_short_jobs_end_within_ahead
     assert made.room == room
 
 
-async def test_room_grows_with_what_has_ended_since_the_last_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first hundred jobs of a worker say that the next hundred may come, before a rate is known."""
+@pytest.mark.parametrize(("took", "room"), [(0.0, 107), (slots.AHEAD, 107), (0.2, 7)])
+async def test_room_grows_with_the_quick_ones_that_have_ended_since_the_last_rate(
+    monkeypatch: pytest.MonkeyPatch, took: float, room: int
+) -> None:
+    """The first hundred jobs of a worker say that the next hundred may come, before a rate is known; unless these last longer."""
     now = 100.0
     clock: Callable[[], float] = lambda: now  # noqa: E731
     monkeypatch.setattr(slots.time, "monotonic", clock)
     made = slots.Slots(7)
     made.runner = cast(Any, SimpleNamespace(runs={}, given_up=0))
     for _ in range(100):
-        made.freed(cast(Any, SimpleNamespace(claimed_at=now)))
-    assert made.room == 107
+        made.freed(cast(Any, SimpleNamespace(claimed_at=now - took)))
+    assert made.room == room
     now += 2.0
     assert made.room == 7 + 2, "fifty a second by now"
