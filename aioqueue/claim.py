@@ -187,7 +187,7 @@ class Claimer:
                 await asyncio.sleep(GATHER)
                 backlog = True
                 continue
-            async with contextlib.nullcontext() if asked else self._database.in_turn():
+            async with self._database.in_turn(asked=asked):
                 claims = await self._claim(limit)
             # Who drains looks on until there is nothing: the wake-up that asks for that look may have come before this one.
             backlog = self._start(claims) == limit or claims.more or (self._settings.drain and bool(claims.jobs))

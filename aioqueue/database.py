@@ -85,19 +85,19 @@ async def _put(conn: PoolConnection) -> None:
         await conn.close()
     pool = conn._pool
     if isinstance(pool, AsyncConnectionPool):
-        try:
-            await pool.putconn(conn)
-        except asyncio.CancelledError:
-            _put_after_all(pool, conn)
-            raise
+        await _put_into(pool, conn)
 
 
-def _put_after_all(pool: Pool, conn: PoolConnection) -> None:
-    """Give a connection back whose way into the pool was cancelled as it waited for a lock of the pool: it would be lost."""
-    conn._pool = pool
-    task = asyncio.get_running_loop().create_task(pool.putconn(conn), context=contextvars.Context())
-    _puts.add(task)
-    task.add_done_callback(_puts.discard)
+async def _put_into(pool: Pool, conn: PoolConnection) -> None:
+    """Give a connection back, also when whoever does is cancelled as the pool waits for a lock of its own: it would be lost."""
+    try:
+        await pool.putconn(conn)
+    except asyncio.CancelledError:
+        conn._pool = pool
+        task = asyncio.get_running_loop().create_task(pool.putconn(conn), context=contextvars.Context())
+        _puts.add(task)
+        task.add_done_callback(_puts.discard)
+        raise
 
 
 class Lent:
@@ -132,10 +132,7 @@ class Lent:
                 await conn.__aexit__(kind, error, traceback)
         finally:
             try:
-                await self._pool.putconn(conn)
-            except asyncio.CancelledError:
-                _put_after_all(self._pool, conn)
-                raise
+                await _put_into(self._pool, conn)
             finally:
                 if self._share is not None:
                     self._share.leave("caller")
@@ -326,15 +323,17 @@ class Database:
         return Lent(self, seconds or self.settings.deadline, share=self._shares)
 
     @contextlib.asynccontextmanager
-    async def in_turn(self) -> AsyncIterator[None]:
+    async def in_turn(self, *, asked: bool = False) -> AsyncIterator[None]:
         """For looks that only the clock asks for: one after the other, so that an idle worker is content with one connection.
 
-        The pool opens another whenever all are in use, and keeps what is in use once in `UNUSED` seconds. None waits for long.
+        The pool opens another whenever all are in use, and keeps what is in use once in `UNUSED` seconds. None waits for long,
+        and one that was `asked` for, by work, not at all.
         """
         mine = False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TURN):
-                mine = await self._turn.acquire()
+        if not asked:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TURN):
+                    mine = await self._turn.acquire()
         try:
             yield
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -73,7 +72,7 @@ class Maintenance:
         while True:
             asked = await self._wait(pause)
             try:
-                async with contextlib.nullcontext() if asked else self._database.in_turn():
+                async with self._database.in_turn(asked=asked):
                     pause = await self._once()
             except psycopg.Error as error:
                 outage.lost(error)
