@@ -42,7 +42,8 @@ Held_co = TypeVar("Held_co", default=object, covariant=True)
 """The type of a worker's resources; object where nobody says (of Any, mypy could not tell the overloads of `app.task` apart)."""
 
 PRIORITIES = range(-2, 3)
-CENTURY = datetime(2000, 1, 1, tzinfo=UTC)
+POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+"""From when PostgreSQL counts time."""
 SUSPECT = 9
 """The priority that names a queue's suspect lane: jobs lost twice with their worker (sql/functions/rescue_job.sql)."""
 
@@ -134,7 +135,7 @@ class Claimed:
     def created_at(self) -> datetime:
         """When it was enqueued, by the database's clock."""
         created = self.created
-        return created if isinstance(created, datetime) else CENTURY + timedelta(microseconds=created)
+        return created if isinstance(created, datetime) else POSTGRES_EPOCH + timedelta(microseconds=created)
 
     @property
     def failures(self) -> int:
