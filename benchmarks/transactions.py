@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, LiteralString, NamedTuple
 
 from psycopg import AsyncConnection
@@ -80,11 +81,22 @@ def since(begin: tuple[float, float], jobs: int) -> Measured:
     return Measured(jobs / (now - begin[0]), 1e6 * (used - begin[1]) / jobs)
 
 
+@contextlib.asynccontextmanager
+async def connected(dsn: str, number: int) -> AsyncIterator[list[AsyncConnection[tuple[Any, ...]]]]:
+    """So many connections, of which everything is prepared."""
+    conns = [await AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=1) for _ in range(number)]
+    try:
+        yield conns
+    finally:
+        for conn in conns:
+            await conn.close()
+
+
 async def by_hand(dsn: str, connections: int, jobs: int, query: LiteralString = QUERIES["read"]) -> Measured:
     """The loop."""
     left = jobs
 
-    async def loop(conn: AsyncConnection[tuple[object, ...]]) -> None:
+    async def loop(conn: AsyncConnection[tuple[Any, ...]]) -> None:
         nonlocal left
         while left > 0:
             left -= 1
@@ -93,13 +105,10 @@ async def by_hand(dsn: str, connections: int, jobs: int, query: LiteralString = 
             await (await conn.execute(query)).fetchone()
             await conn.execute("COMMIT")
 
-    conns = [await AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=1) for _ in range(connections)]
-    begin = clocks()
-    await asyncio.gather(*map(loop, conns))
-    measured = since(begin, jobs)
-    for conn in conns:
-        await conn.close()
-    return measured
+    async with connected(dsn, connections) as conns:
+        begin = clocks()
+        await asyncio.gather(*map(loop, conns))
+        return since(begin, jobs)
 
 
 async def recorded(dsn: str, connections: int, jobs: int, query: LiteralString = QUERIES["read"]) -> Measured:
@@ -125,22 +134,16 @@ async def recorded(dsn: str, connections: int, jobs: int, query: LiteralString =
             else:
                 await conn.execute("ROLLBACK")
 
-    conns = [await AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=1) for _ in range(connections)]
-    await enqueue_many(
-        store,
-        conns[0],
-        [
-            NewJob(id=new_job_id(), task="count", payload="{}", queue="default", priority=0, tenant=f"t{n % 10}", max_attempts=1)
-            for n in range(jobs)
-        ],
-    )
-    await asyncio.to_thread(kit.settle, dsn)
-    begin = clocks()
-    await asyncio.gather(*map(loop, conns))
-    measured = since(begin, jobs)
-    for conn in conns:
-        await conn.close()
-    return measured
+    new = [
+        NewJob(id=new_job_id(), task="count", payload="{}", queue="default", priority=0, tenant=f"t{n % 10}", max_attempts=1)
+        for n in range(jobs)
+    ]
+    async with connected(dsn, connections) as conns:
+        await enqueue_many(store, conns[0], new)
+        await asyncio.to_thread(kit.settle, dsn)
+        begin = clocks()
+        await asyncio.gather(*map(loop, conns))
+        return since(begin, jobs)
 
 
 async def by_jobs(dsn: str, connections: int, jobs: int, query: LiteralString = QUERIES["read"]) -> Measured:
