@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from datetime import datetime
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +15,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import tuple_row
 
 from aioqueue.new_jobs import NewJobs
+from aioqueue.options import Options
 from aioqueue.sql import as_sql
 from aioqueue.store import Store
 
@@ -25,25 +25,18 @@ FROM (SELECT FROM aioqueue.enqueue_many(%s::pg_catalog.text::pg_catalog.jsonb) L
 """
 
 
-@dataclass(kw_only=True)
-class NewJob:
-    """One of them; the fields as in NewJobs, the payload JSON text."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob(Options):
+    """One of them; the payload is JSON text."""
 
     id: UUID
     task: str
     payload: str
-    queue: str | None = None
-    priority: int | None = None
-    tenant: str | None = None
-    delay: float | None = None
-    run_at: datetime | None = None
-    max_attempts: int | None = None
-    key: str | None = None
 
     @property
     def json(self) -> str:
         """The object that enqueue_many takes; the payload is JSON text already and is put in as it is."""
-        facts = {**vars(self), "id": str(self.id), "payload": None}
+        facts = {**asdict(self), "id": str(self.id), "payload": None}
         if self.run_at is not None:
             facts["run_at"] = self.run_at.isoformat()
         options = json.dumps({name: value for name, value in facts.items() if value is not None}, ensure_ascii=False)
