@@ -375,6 +375,10 @@ class AioQueue(Controlling[Opened]):
         if (notifier := self.notifier) is not None:
             notifier.hint(kind)
 
+    def take(self, kind: Kind) -> bool:
+        """Whether such a hint is due: then whoever asks sends it, in a round trip that he has to make anyway."""
+        return (notifier := self.notifier) is not None and notifier.take(kind)
+
     def on_ready(self, callback: Callable[[], None]) -> None:
         """Call back whenever there may be work."""
         self.services("a worker").listener.subscribe("ready", callback)

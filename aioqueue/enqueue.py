@@ -240,12 +240,13 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
                     elif database.pooler:
                         await store.enqueue_alike(conn, jobs)
                     else:
-                        carries = notifier.take()
+                        hint = store.hint(conn, "ready") if notifier.take("ready") else None
                         try:
-                            hinted = await store.enqueue_alone(conn, jobs, notify=carries)
+                            await store.enqueue_alone(conn, jobs, hint=hint)
                         finally:
-                            if carries and not hinted:
-                                notifier.hint("ready")
+                            hinted = hint is not None and bool(hint.answers)
+                            if hint is not None and not hinted:
+                                notifier.hint("ready")  # it may be that of others, too
                 break
             except psycopg.Error as error:
                 # Written or not, the same ids again make it exactly one job each. Waiting for others in vain is no loss.

@@ -27,6 +27,7 @@ from .outage import Outage
 from .outcome import Failed, Outcome
 from .pending import SPARED, Pending, encode, parts
 from .store import LOCKED, REFUSED, Store
+from .trip import Trip
 
 logger = logging.getLogger("aioqueue")
 
@@ -69,6 +70,7 @@ class Recorder:
         *,
         capacity: int,
         recorded: Callable[[], None],
+        take_hint: Callable[[], bool] = lambda: False,
         ready: Callable[[], None] | None = None,
         ended: Callable[[Claimed], None] | None = None,
     ) -> None:
@@ -77,6 +79,7 @@ class Recorder:
         self._observers = observers
         self._capacity = capacity
         self._recorded = recorded
+        self._take_hint = take_hint
         self._ready = ready
         self._ended = ended
         self._pending: dict[Pending, None] = {}
@@ -194,22 +197,28 @@ class Recorder:
         outage = Outage(self._observers, "recorder", shortest=0.05)
         outcomes, succeeded, results = parts(batch)
         seconds = self._database.settings.deadline + sum(len(pending.text) for pending in batch) / SLOWEST
-        while True:
-            try:
-                async with self._database.runtime(seconds) as conn:
-                    states = await self._store.record(
-                        conn, worker=batch[0].job.worker, outcomes=outcomes, succeeded=succeeded, results=results
-                    )
-                    if states is not None:
-                        for pending in batch:
-                            if pending.job.job_id not in states and (found := await self._look_up(conn, pending)):
-                                states[pending.job.job_id] = found
-                break
-            except psycopg.Error as error:
-                if not _passes(error):
-                    raise
-                outage.lost(error)
-                await outage.pause()
+        hint: Trip | None = None
+        try:
+            while True:
+                try:
+                    async with self._database.runtime(seconds) as conn:
+                        hint = self._store.hint(conn, "done") if not self._database.pooler and self._take_hint() else None
+                        states = await self._store.record(
+                            conn, worker=batch[0].job.worker, outcomes=outcomes, succeeded=succeeded, results=results, hint=hint
+                        )
+                        if states is not None:
+                            for pending in batch:
+                                if pending.job.job_id not in states and (found := await self._look_up(conn, pending)):
+                                    states[pending.job.job_id] = found
+                    break
+                except psycopg.Error as error:
+                    if not _passes(error):
+                        raise
+                    outage.lost(error)
+                    await outage.pause()
+        finally:
+            if hint is None or not hint.answers:
+                self._recorded()
         outage.over()
         if states is None and len(batch) > 1 and not self._observers.see_successes:
             for pending in batch:  # as _end() does: of a batch none was refused before, and nobody looks
@@ -219,7 +228,6 @@ class Recorder:
         else:
             for pending in batch:
                 self._end(pending, "succeeded" if states is None else states.get(pending.job.job_id))
-        self._recorded()
         if self._ready is not None and states is not None and "ready" in states.values():
             self._ready()  # handed back: nobody else says that there is work
 

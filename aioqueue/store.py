@@ -203,22 +203,15 @@ class Store(LimitStore):
         """Write the jobs of one enqueue in the connection's transaction, return its XID; see sql/functions/enqueue_alike.sql."""
         return int(await self._value(conn, "enqueue_alike", *jobs.parameters))
 
-    async def enqueue_alone(self, conn: PoolConnection, jobs: NewJobs, *, notify: bool) -> bool:
-        """Do the same in a transaction of its own; `notify`: with the hint in the next, in the same round trip.
-
-        Whether the hint was sent. `conn` is in no transaction, and leads through no pooler.
-        """
-        trip, hint = Trip(conn), Trip(conn)
+    async def enqueue_alone(self, conn: PoolConnection, jobs: NewJobs, *, hint: Trip | None = None) -> None:
+        """Do the same in a transaction of its own, and send the hint in the next. `conn` is in none, and leads through no pooler."""
+        trip = Trip(conn, then=hint)
         trip.add(self.wired["enqueue_alike"], jobs.parameters, prepare=True)
-        if notify:
-            hint.add(self.wired["notify"], ["ready"], prepare=True)
-            trip.then = hint
         try:
             await trip.run(None)
         finally:
             if conn.pgconn.pipeline_status != PipelineStatus.OFF:
                 await conn.close()  # cancelled: its answers are still to come
-        return notify and hint.error is None
 
     async def enqueue_parts(self, conn: AsyncConnection[Any], parts: Iterable[NewJobs]) -> None:
         """Write the parts of one enqueue, all or none, in a transaction of their own; `conn` is in none.
@@ -228,15 +221,21 @@ class Store(LimitStore):
         await execute_all(conn, self.sql["enqueue_alike"], (part.parameters for part in parts))
 
     async def _rows(
-        self, conn: AsyncConnection[Any], name: str, params: Sequence[object], *, types: Sequence[int] | None = None
+        self,
+        conn: AsyncConnection[Any],
+        name: str,
+        params: Sequence[object],
+        *,
+        types: Sequence[int] | None = None,
+        hint: Trip | None = None,
     ) -> list[tuple[Any, ...]]:
         """Run a statement of the worker's, and return its rows: on a connection of the pool without a cursor, in binary.
 
-        `types`: the oids of the types as which its columns are read there; default: their own.
+        `types`: the oids of the types as which its columns are read there; default: their own. `hint`: sent when it is committed.
         """
         if not isinstance(conn, PoolConnection) or isinstance(conn, SharedConnection):
             return await (await self.execute(conn, name, params)).fetchall()
-        trip = Trip(conn, answers=Format.BINARY)
+        trip = Trip(conn, answers=Format.BINARY, then=hint)
         trip.add(self.wired[name], params, prepare=True)
         (answer,) = await trip.run(None)
         reader = Transformer(conn)
@@ -349,12 +348,13 @@ class Store(LimitStore):
         outcomes: Sequence[str] = (),
         succeeded: Sequence[Claimed] = (),
         results: Sequence[str] = (),
+        hint: Trip | None = None,
     ) -> dict[UUID, str] | None:
         """Record a batch: jobs that succeeded with their results, and other outcomes; JSON, see sql/functions/record.sql.
 
-        The new state of each job that was still ours; None: there were successes only, and all were.
+        The new state of each job that was still ours; None: there were successes only, and all were. `hint`: see `_rows`.
         """
-        rows = await self._rows(conn, "record", _batch(worker, outcomes, succeeded, results))
+        rows = await self._rows(conn, "record", _batch(worker, outcomes, succeeded, results), hint=hint)
         return None if rows and rows[0][0] is None else dict(rows)
 
     async def finish(self, conn: AsyncConnection[Any], job: Claimed, *, expected: Mapping[str, str], result: str) -> None:
@@ -503,6 +503,12 @@ class Store(LimitStore):
     async def notify(self, conn: AsyncConnection[Any], kind: str) -> None:
         """Send the hint 'ready', 'done' or 'progress'; on a connection in autocommit."""
         await self._rows(conn, "notify", (kind,))
+
+    def hint(self, conn: PoolConnection, kind: str) -> Trip:
+        """Return that hint, to be sent with something else; it has an answer when it was sent. Not through a pooler."""
+        hint = Trip(conn)
+        hint.add(self.wired["notify"], [kind], prepare=True)
+        return hint
 
     async def scrub(self, conn: AsyncConnection[Any]) -> AsyncCursor[TupleRow]:
         """Take from the server's session what a job left on it: after a transaction, behind a pooler also before one.

@@ -33,7 +33,7 @@ def wired(text: str) -> bytes:
 class Trip:
     """The statements of one round trip, in order; after the first that fails no other is run."""
 
-    def __init__(self, conn: PoolConnection, *, answers: Format = Format.TEXT) -> None:
+    def __init__(self, conn: PoolConnection, *, answers: Format = Format.TEXT, then: Trip | None = None) -> None:
         """`answers`: in which format the server sends them."""
         self._conn = conn
         self._format = answers
@@ -45,7 +45,7 @@ class Trip:
         self.answers: list[PGresult] = []
         """Those of the statements so far, none of them an error."""
         self.error: psycopg.Error | None = None
-        self.then: Trip | None = None
+        self.then = then
         """One that is sent together with this one, and run also when this one has failed."""
 
     def add(self, text: bytes, values: Iterable[object] = (), *, prepare: bool = False) -> int:

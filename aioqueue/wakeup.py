@@ -24,7 +24,8 @@ from .store import Store
 DEBOUNCE = 0.01
 """Seconds between two notifications: a first hint goes out at once, what follows within this time is one more."""
 CARRY = 0.008
-"""Seconds after a notification from which an enqueue carries the next one: a stream of them leaves the timer none to send."""
+"""Seconds after a notification from which an enqueue, or a write of outcomes, carries the next one: a stream of them leaves the
+timer none to send."""
 LOOK = 0.005
 """Seconds between looks at the watched connections, in memory; a twentieth of the youngest age, up to ASK."""
 ASK = 0.05
@@ -35,9 +36,6 @@ CALL_SECONDS = 2.0
 """Deadline of each call: a late hint is of no use."""
 LAST_SECONDS = 1.0
 """Deadline of the last one, when the app is closed."""
-
-
-_READY: frozenset[Kind] = frozenset({"ready"})
 
 
 @dataclass(slots=True, eq=False)
@@ -70,13 +68,13 @@ class Notifier:
         self._pending.add(kind)
         self._event.set()
 
-    def take(self) -> bool:
-        """Whether a hint that there may be work is due: then whoever asks sends it, in a round trip that he has to make anyway.
+    def take(self, kind: Kind) -> bool:
+        """Whether a hint of that kind is due: then whoever asks sends it, in a round trip that he has to make anyway.
 
         If that fails he gives it back, by `hint`: it may be that of others, too.
         """
         now = time.monotonic()
-        if now < self._sent_at + CARRY or self._pending - _READY:
+        if now < self._sent_at + CARRY or self._pending - {kind}:
             return False
         self._pending.clear()
         self._sent_at = now

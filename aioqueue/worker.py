@@ -76,6 +76,10 @@ class WakeUps(Protocol):
         """Say that there may be work, or that jobs have ended."""
         ...
 
+    def take(self, kind: Kind) -> bool:
+        """Whether such a hint is due: then whoever asks sends it."""
+        ...
+
     def on_ready(self, callback: Callable[[], None]) -> None:
         """Call back whenever there may be work."""
         ...
@@ -140,6 +144,7 @@ class Worker:
             observers,
             capacity=max(1000, 4 * worker.concurrency),
             recorded=lambda: wake_ups.hint("done"),
+            take_hint=lambda: wake_ups.take("done"),
             ready=self._ready,
             ended=unparker.ended,
         )

@@ -27,7 +27,7 @@ async def test_one_that_is_always_refused_is_prepared_once(app: AioQueue) -> Non
     async with app.services("this test").database.for_caller() as conn:
         for _ in range(4):
             with pytest.raises(psycopg.errors.InvalidParameterValue):
-                await app.store.enqueue_alone(conn, jobs, notify=True)
+                await app.store.enqueue_alone(conn, jobs, hint=app.store.hint(conn, "ready"))
         found = await conn.execute(PREPARED)
         assert await found.fetchone() == (1,)
 
@@ -55,7 +55,7 @@ async def test_one_that_is_cancelled_leaves_its_connection_to_the_next(
     app: AioQueue, boss: Session, monkeypatch: pytest.MonkeyPatch, notify: bool
 ) -> None:
     waits = "SELECT pid FROM pg_locks WHERE NOT granted"
-    monkeypatch.setattr(Notifier, "take", lambda _: notify)
+    monkeypatch.setattr(Notifier, "take", lambda *_: notify)
     await app.get("add").enqueue(1)
     await boss.begin()
     await boss.rows("LOCK TABLE aioqueue.job")
@@ -80,7 +80,7 @@ async def test_a_hint_that_fails_is_left_to_the_notifier(
     app: AioQueue, boss: Session, monkeypatch: pytest.MonkeyPatch, hint: bytes
 ) -> None:
     hints: list[str] = []
-    monkeypatch.setattr(Notifier, "take", lambda _: True)
+    monkeypatch.setattr(Notifier, "take", lambda *_: True)
     monkeypatch.setattr(Notifier, "hint", lambda _, kind: hints.append(kind))
     monkeypatch.setitem(app.store.wired, "notify", hint)
     made = [(await app.get("add").enqueue(n)).id for n in range(3)]

@@ -15,6 +15,7 @@ from aioqueue import record
 from aioqueue.database import Database
 from aioqueue.events import DatabaseLost, JobLost, JobRecorded, Observers
 from aioqueue.job import Claimed
+from aioqueue.listen import channel
 from aioqueue.outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Released, Snoozed, Succeeded
 from aioqueue.pool_connection import sever
 from aioqueue.record import BATCH, Recorder
@@ -279,6 +280,74 @@ async def test_a_write_that_is_cut_off_is_kept_for_the_next(at: Bench) -> None:
     assert [len(await at.engine.attempts(job.job_id)) for job in jobs] == [1] * 3
     assert recorded(at) == [(job.job_id, "scheduled") for job in jobs]
     assert not at.seen.all(JobLost)
+
+
+# -- the hint that jobs have ended -----------------------------------------------------------------------------------------
+
+
+class Hints:
+    """What the recorder says and asks, and what a listening session hears."""
+
+    def __init__(self, at: Bench, ears: AsyncConnection[Any]) -> None:
+        self.due = True
+        self.said = 0
+        self._ears = ears
+        at.recorder._take_hint = lambda: self.due
+        at.recorder._recorded = self._say
+
+    def _say(self) -> None:
+        self.said += 1
+
+    async def heard(self) -> int:
+        """How many notifications have come, by now."""
+        await self._ears.execute("SELECT 1")
+        return len([notify async for notify in self._ears.notifies(timeout=0)])
+
+
+@pytest.fixture
+async def hints(at: Bench, database: PlainDatabase, schema: str) -> AsyncIterator[Hints]:
+    async with await AsyncConnection.connect(database.dsn("worker"), autocommit=True) as ears:
+        await ears.execute(f"LISTEN {channel(schema, 'done')}")  # type: ignore[call-overload]
+        yield Hints(at, ears)
+
+
+async def test_a_write_carries_the_hint_that_is_due(at: Bench, hints: Hints) -> None:
+    for due in (True, False, True):
+        hints.due = due
+        (job,) = await at.claim(1)
+        await at.write((job, Succeeded("1")))
+        assert await at.state(job) == "succeeded"
+        assert (await hints.heard(), hints.said) == ((1, 0) if due else (0, 1))
+        hints.said = 0
+
+
+@pytest.mark.parametrize(
+    "broken", [b"SELECT pg_notify('', $1)", b"SELECT pg_terminate_backend(pg_backend_pid()), pg_sleep(60), $1::text"]
+)
+async def test_a_hint_that_could_not_be_sent_is_left_to_others(
+    at: Bench, hints: Hints, monkeypatch: pytest.MonkeyPatch, broken: bytes
+) -> None:
+    monkeypatch.setitem(at.store.wired, "notify", broken)
+    (job,) = await at.claim(1)
+    await at.write((job, Succeeded("1")))
+    assert await at.state(job) == "succeeded"
+    assert (await hints.heard(), hints.said) == (0, 1)
+
+
+async def test_a_write_that_loses_its_connection_leaves_its_hint_to_the_next(at: Bench, hints: Hints) -> None:
+    (job,) = await at.claim(1)
+    lost: list[bool] = []
+
+    def lose_once(conn: AsyncConnection[Any]) -> None:
+        if not lost:
+            lost.append(True)
+            hints.due = False  # it was taken
+            sever(conn)
+
+    at.store.after = lose_once
+    await at.write((job, Succeeded("1")))
+    assert await at.state(job) == "succeeded"
+    assert lost and hints.said == 1, "whoever took it does not know whether it was heard"
 
 
 # -- refused, but not for their content --------------------------------------------------------------------------------------

@@ -149,15 +149,15 @@ async def test_who_takes_a_hint_that_waits_sends_it_or_gives_it_back(process: Pr
     kinds: list[Kind] = ["ready", "done"]
     for kind in kinds:
         process.notifier.hint(kind)
-        assert process.notifier.take() is (kind == "ready"), "what others have to say is the timer's"
+        assert process.notifier.take("ready") is (kind == "ready"), "what others have to say is the timer's"
     await process.ears.wait("done", 1)
     assert process.store.sent == ["done"]
     process.notifier.hint("ready")
-    assert process.notifier.take()
+    assert process.notifier.take("ready")
     process.notifier.hint("ready")
     await process.ears.wait("ready", 1)
     monkeypatch.setattr(wakeup, "CARRY", 60.0)
-    assert not process.notifier.take(), "one was sent just now"
+    assert not process.notifier.take("ready"), "one was sent just now"
 
 
 async def test_the_hint_follows_the_commit(process: Process, caller: Session) -> None:

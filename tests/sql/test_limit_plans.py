@@ -14,6 +14,7 @@ import pytest
 from aioqueue.floor import KeyFloors
 from aioqueue.limit_store import HIGHEST_KEY, LOWEST_KEY
 from aioqueue.migrate import migrate
+from aioqueue.sql import as_sql
 from aioqueue.store import LOWEST_ID
 from tests.postgres import Server
 from tests.sql.engine import limit_key
@@ -25,9 +26,10 @@ CLAIM = (
     " %s::integer, %s::jsonb)"
 )
 SMALL = ("worker", "cancel", "task", "queue", "tenant")
-HELD = """
+LIMITS = """
 INSERT INTO aioqueue.limits (key, kind, name, max_running) SELECT aioqueue.limit_key('tenant', 'T' || n), 'tenant', 'T' || n, 1000
-  FROM generate_series(0, 999) n;
+  FROM generate_series(0, 999) n"""
+HELD = f"""{LIMITS};
 INSERT INTO aioqueue.held (key, pos, job_id, worker) SELECT aioqueue.limit_key('tenant', 'T' || n % 500), n, gen_random_uuid(), 1
   FROM generate_series(1, 20000) n;
 INSERT INTO aioqueue.parked (key, pos, job_id, rule, lane, tenant, attempt, spared)
@@ -155,6 +157,21 @@ def enqueue(price: LimitPrice, number: int, tenant: str) -> None:
         " FROM generate_series(1, %s)))",
         tenant, number,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [1, 100])
+def test_beside_limits_a_claim_that_meets_nobody_who_is_limited_costs_what_it_costs_without(
+    price: LimitPrice, number: int
+) -> None:
+    for tenant in ("U1", "U2", "U3"):
+        enqueue(price, 100, tenant)
+    claim = (CLAIM, WORKER, LANE, 0, str(LOWEST_ID), number, "{}")
+    without = price.buffers(*claim)
+    price.conn.execute(as_sql(LIMITS, price.schema))
+    assert price.buffers(*claim) <= 1.1 * without + 10
+    price.execute("SELECT aioqueue.set_limit('tenant', %s, 1, false)", "U2")
+    taken = [row for row in price.execute(*claim) if row[0] is not None]
+    assert sum(row[5] == "U2" for row in taken) <= 1
 
 
 def test_a_tenant_at_its_limit_costs_the_others_nothing(price: LimitPrice) -> None:

@@ -4,12 +4,13 @@
 -- (floor.py). An empty lane costs one index probe. Lanes of paused queues are left out.
 -- Precondition: the worker lives; its row is locked FOR KEY SHARE first, so that rescue (FOR UPDATE) and a claim never
 -- overlap; a dead worker gets SQLSTATE AQ001. Then a shared lock, so that wait_for_claims can wait for those in flight;
--- then live rows in lane order, SKIP LOCKED: no claim waits for another. Where there is any limit, claim_limited goes on.
+-- then live rows in lane order, SKIP LOCKED: no claim waits for another. Where one of them may be limited, claim_limited goes on,
+-- from the beginning: our own locks do not hold it up. Where many limits were met of late (p_key_floors), it is called at once.
 -- Rows are locked lane by lane, and updated in one statement at the end: an empty lane then costs a probe and no more. Where
 -- no lane leaves anything to another (one queue), one statement locks them: it comes to the next lane only for what is missing.
 -- Of a single job the partition is known before its row is looked for: to begin a look into each costs more than all else.
 -- Served by live_pkey. ctid = ANY(ARRAY(…)) because a join with a LIMIT parameter flips to a sequential scan.
--- keys: the limited keys that the job holds, NULL where nobody is limited. Rows without a job_id: see claim_limited.
+-- keys: the limited keys that the job holds, NULL where it is known to hold none. Rows without a job_id: see claim_limited.
 -- p_limit 0 is a rehearsal, of any worker: it takes nothing, but runs through all of it, so that the connection has its plans.
 CREATE OR REPLACE FUNCTION aioqueue.claim(
     p_worker bigint, p_lanes bigint[], p_floor_vts bigint[], p_floor_ids uuid[], p_groups integer[], p_shares integer[],
@@ -26,6 +27,7 @@ DECLARE
     spent boolean[] := array_fill(false, ARRAY[n]); paused bigint[]; chunk tid[]; taken tid[] := '{}';
     from_vts bigint[] := p_floor_vts; from_ids uuid[] := p_floor_ids; seen uuid[] := array_fill(NULL::uuid, ARRAY[n]);
     last_vt bigint; last_id uuid; rehearsed boolean := p_limit = 0; alone boolean := p_limit <= ALL (p_shares); ids uuid[];
+    limited boolean; tenants text[];
 BEGIN
     PERFORM FROM aioqueue.worker w WHERE w.id = p_worker AND NOT w.dead AND w.lease_until > clock_timestamp() FOR KEY SHARE;
     IF NOT FOUND AND NOT rehearsed THEN
@@ -36,19 +38,30 @@ BEGIN
     IF cardinality(paused) > 0 THEN
         spent := ARRAY(SELECT l = ANY (paused) FROM unnest(p_lanes) AS l);
     END IF;
-    IF EXISTS (SELECT FROM aioqueue.limits) THEN
+    limited := EXISTS (SELECT FROM aioqueue.limits);
+    IF limited AND NOT (alone AND pg_column_size(p_key_floors) < 500) THEN
         RETURN QUERY SELECT * FROM aioqueue.claim_limited(
             p_worker, p_lanes, p_floor_vts, p_floor_ids, p_groups, p_shares, p_limit, p_key_floors, spent);
         RETURN;
     END IF;
     IF alone THEN
-        SELECT coalesce(array_agg(x.c), '{}'), array_agg(x.job_id) INTO taken, ids FROM (
-            SELECT y.c, y.job_id
+        SELECT coalesce(array_agg(x.c), '{}'), array_agg(x.job_id), array_agg(x.tenant) INTO taken, ids, tenants FROM (
+            SELECT y.c, y.job_id, y.tenant
               FROM ROWS FROM (unnest(p_lanes), unnest(p_floor_vts), unnest(p_floor_ids)) AS u (lane, vt, id),
-                   LATERAL (SELECT l.ctid AS c, l.job_id FROM aioqueue.live l
+                   LATERAL (SELECT l.ctid AS c, l.job_id, l.tenant FROM aioqueue.live l
                              WHERE l.lane = u.lane AND (l.vt, l.job_id) >= (u.vt, u.id) AND l.worker IS NULL
                              ORDER BY l.vt, l.job_id LIMIT p_limit FOR UPDATE SKIP LOCKED) y
              WHERE u.lane <> ALL (paused) LIMIT p_limit) x;
+        IF limited AND (rehearsed OR EXISTS (
+            SELECT FROM aioqueue.limits l WHERE l.kind = 'tenant' AND l.name = ANY (tenants) AND (l.paused OR l.max_running IS NOT NULL)
+            UNION ALL
+            SELECT FROM aioqueue.limits l WHERE l.kind = ANY ('{task,key}') AND (l.paused OR l.max_running IS NOT NULL) AND ids IS NOT NULL)) THEN
+            RETURN QUERY SELECT * FROM aioqueue.claim_limited(
+                p_worker, p_lanes, p_floor_vts, p_floor_ids, p_groups, p_shares, p_limit, p_key_floors, spent);
+            IF NOT rehearsed THEN
+                RETURN;
+            END IF;
+        END IF;
         IF cardinality(ids) = 1 OR rehearsed THEN
             last_id := ids[1];
             RETURN QUERY

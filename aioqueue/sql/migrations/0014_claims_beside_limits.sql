@@ -1,0 +1,2 @@
+-- serves: 5
+-- A claim that meets nobody who is limited goes as one without limits (functions/claim.sql).
