@@ -127,7 +127,6 @@ class Recorder:
     def recorded_by_commit(self, job: Claimed) -> None:
         """Take note of a success that its own commit recorded."""
         self._note(job, "succeeded")
-        self._recorded()
 
     def recorded_by_guard(self, job: Claimed, state: str, outcome: Failed) -> None:
         """Take note of a time-out that the guard recorded."""

@@ -204,7 +204,7 @@ class Store(LimitStore):
         return int(await self._value(conn, "enqueue_alike", *jobs.parameters))
 
     async def enqueue_alone(self, conn: PoolConnection, jobs: NewJobs, *, hint: Trip | None = None) -> None:
-        """Do the same in a transaction of its own, and send the hint in the next. `conn` is in none, and leads through no pooler."""
+        """Do the same in a transaction of its own, and send the hint after it. `conn` is in none, and leads through no pooler."""
         trip = Trip(conn, then=hint)
         trip.add(self.wired["enqueue_alike"], jobs.parameters, prepare=True)
         try:

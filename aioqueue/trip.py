@@ -40,8 +40,8 @@ class Trip:
         self._calls: list[tuple[bytes, list[bytes | None], bool]] = []
         self._new: list[Key] = []
         """The keys of what is prepared on the way, while it is not known to be."""
-        self.prepared = 0
-        """How many statements are prepared on the server when it has run; those of `then` come later."""
+        self.prepared: list[int] = []
+        """How many statements are prepared on the server when each of them runs."""
         self.answers: list[PGresult] = []
         """Those of the statements so far, none of them an error."""
         self.error: psycopg.Error | None = None
@@ -52,6 +52,10 @@ class Trip:
         """Add a statement, to be prepared on the server if the connection prepares any; its place among the answers."""
         self._calls.append((text, [None if value is None else str(value).encode() for value in values], prepare))
         return len(self._calls) - 1
+
+    def go_on(self, other: Trip) -> None:
+        """Run the statements of another in this one, behind those added so far."""
+        self._calls += other._calls
 
     async def run(self, seconds: float | None) -> list[PGresult]:
         """Send them all and return the answers; after `seconds` the connection is shut. Raises the first psycopg.Error."""
@@ -103,7 +107,7 @@ class Trip:
                     known._names.move_to_end(key)
                 pgconn.send_query_prepared(name, values or None, result_format=self._format)
             sent.append(True)
-        self.prepared = len(known._names)
+            self.prepared.append(len(known._names))
         pgconn.pipeline_sync()
         return sent
 

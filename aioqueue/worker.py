@@ -36,10 +36,10 @@ from .floor import Floors
 from .guard import Guard
 from .keep import keep_running
 from .lanes import Lanes
-from .listen import Kind
 from .maintenance.prune import Pruner
 from .maintenance.service import Maintenance
 from .middleware import Middleware
+from .open_transaction import Hints
 from .outcome import Cancelled, Reason, Released
 from .patience import once_reached
 from .pending import encode
@@ -64,20 +64,12 @@ RECORDERS = 2
 """Writes of outcomes in flight at once."""
 
 
-class WakeUps(Protocol):
+class WakeUps(Hints, Protocol):
     """The app's side of wake-ups: hints out, hints in."""
 
     @property
     def listening(self) -> bool:
         """Whether LISTEN is in force, or cannot be."""
-        ...
-
-    def hint(self, kind: Kind) -> None:
-        """Say that there may be work, or that jobs have ended."""
-        ...
-
-    def take(self, kind: Kind) -> bool:
-        """Whether such a hint is due: then whoever asks sends it."""
         ...
 
     def on_ready(self, callback: Callable[[], None]) -> None:
@@ -151,7 +143,7 @@ class Worker:
         reporter = self._reporter = Reporter(database, store, observers, reported=lambda: wake_ups.hint("progress"))
         runner = self._runner = slots.runner = Runner(
             tasks=tasks,
-            transactions=JobTransactions(database, store, settings, hint=wake_ups.hint),
+            transactions=JobTransactions(database, store, settings, hints=wake_ups),
             sink=recorder,
             limits=settings.limits,
             tenants=settings.tenants,

@@ -13,6 +13,7 @@ from aioqueue import JobTransaction, Snooze
 from aioqueue.attempt import Cause
 from aioqueue.database import Database
 from aioqueue.job import Claimed
+from aioqueue.open_transaction import CHAIN
 from aioqueue.outcome import Cancelled, Failed, Outcome, Reason, Snoozed
 from aioqueue.pool_connection import PoolConnection
 from aioqueue.trip import Trip
@@ -38,7 +39,7 @@ class Chain:
         run = Trip.run
 
         async def counted(trip: Trip, seconds: float) -> Any:
-            self.together += trip.then is not None
+            self.together += sum(text == CHAIN for text, *_ in trip._calls) == 2
             return await run(trip, seconds)
 
         monkeypatch.setattr(Trip, "run", counted)
@@ -54,6 +55,7 @@ class Chain:
 
         async def second(tx: JobTransaction) -> None:
             await write(tx, "second")
+            assert await tx.fetch_value("SHOW transaction_isolation") == "read committed"
             self.seen.append((await tx.fetch_value("SELECT current_setting('app.tenant')"), str(tx.tenant)))
 
         self.at.tasks.task(name="first")(first)
@@ -78,6 +80,7 @@ async def nothing(_: JobTransaction, __: asyncio.Event) -> None:
 async def leave_settings(tx: JobTransaction, _: asyncio.Event) -> None:
     await tx.execute("SET app.tenant = 'a'")
     await tx.execute("SET search_path = shop, pg_temp")
+    await tx.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE, READ ONLY, DEFERRABLE")
     await tx.execute("CREATE TEMP TABLE note AS SELECT 'x' AS body")
 
 
@@ -104,6 +107,10 @@ async def commit(tx: JobTransaction, _: asyncio.Event) -> None:
     await tx.execute("COMMIT")
 
 
+async def read_only(tx: JobTransaction, _: asyncio.Event) -> None:
+    await tx.execute("SET TRANSACTION READ ONLY")
+
+
 async def deallocate(tx: JobTransaction, _: asyncio.Event) -> None:
     await tx.execute("DO $$ BEGIN EXECUTE 'DEALLOCATE ALL'; END $$")
 
@@ -121,6 +128,7 @@ ENDS: dict[str, tuple[End, type[Outcome] | None, int]] = {
     "a swallowed error": (swallow, Failed, 0),
     "snoozes": (snooze, Snoozed, 0),
     "COMMIT": (commit, Failed, 0),
+    "READ ONLY": (read_only, Failed, 1),
     "DEALLOCATE ALL, unseen": (deallocate, None, 1),
     "a deferred constraint": (deferred, Failed, 1),
 }
