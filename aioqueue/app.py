@@ -30,7 +30,6 @@ from .eventlog import EventLog
 from .events import Observer, Observers
 from .job import Job, JobStatus
 from .keep import outlast
-from .listen import Kind
 from .location import Location
 from .middleware import Middleware, check_middleware
 from .options import check_tenant
@@ -369,15 +368,6 @@ class AioQueue(Controlling[Opened]):
         """Whether LISTEN is in force, or cannot be: behind a pooler without a `listen_dsn`."""
         services = self.services("a worker")
         return services.listener.connected or not services.database.can_listen
-
-    def hint(self, kind: Kind) -> None:
-        """Say that there may be work, or that jobs have ended; nobody is told by an app that is closed."""
-        if (notifier := self.notifier) is not None:
-            notifier.hint(kind)
-
-    def take(self, kind: Kind) -> bool:
-        """Whether such a hint is due: then whoever asks sends it, in a round trip that he has to make anyway."""
-        return (notifier := self.notifier) is not None and notifier.take(kind)
 
     def on_ready(self, callback: Callable[[], None]) -> None:
         """Call back whenever there may be work."""

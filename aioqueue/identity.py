@@ -19,7 +19,7 @@ ROLE = f"{OWN_SETTINGS}role"
 """The setting that keeps which role user code ended as."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would cost each job three times as much to make one
 class Identity:
     """The settings of a transaction by name, and the role that user code runs as; None: the worker's own."""
 

@@ -13,7 +13,7 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import psycopg
 from psycopg import AsyncConnection, pq
@@ -32,6 +32,18 @@ PROBE_INTERVAL = 10.0
 """Seconds of silence after which the session is asked for a sign of life, and notified: some proxies never send a reset."""
 ANSWER_TIMEOUT = 5.0
 """Seconds that an answer may take before the session counts as lost."""
+
+
+class Hints(Protocol):
+    """Sends hints to whoever listens, in this process and others: the notifier."""
+
+    def hint(self, kind: Kind) -> None:
+        """Send one soon; returns at once."""
+        ...
+
+    def take(self, kind: Kind) -> bool:
+        """Whether such a hint is due: then whoever asks sends it, in a round trip that he has to make anyway."""
+        ...
 
 
 def channel(schema: str, kind: Kind) -> str:

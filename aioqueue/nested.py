@@ -59,7 +59,7 @@ class OnConnection:
         await self._store.set_role(self._conn, role)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Block:
     """One block of one transaction, or the whole of it."""
 

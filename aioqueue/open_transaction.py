@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 from functools import cache, lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection
@@ -23,7 +23,7 @@ from .errors import TransactionViolation
 from .identity import MARKER, ROLE, Identity
 from .job import Claimed
 from .job_connection import LEFT, JobConnection
-from .listen import Kind
+from .listen import Hints
 from .nested import Nesting, OnConnection
 from .pool_connection import PoolConnection, sever
 from .pooler import SESSION, SharedConnection
@@ -35,8 +35,11 @@ from .trip import Trip
 
 logger = logging.getLogger("aioqueue")
 
-READ_ONLY = (b"in_hot_standby", b"default_transaction_read_only")
+IN_STANDBY, READ_ONLY = b"in_hot_standby", b"default_transaction_read_only"
 """What a server tells at once when it can only read."""
+# The members of an enum are looked up by code in Python: for each job that would show.
+IN_TRANSACTION, IN_ERROR, ACTIVE = int(TransactionStatus.INTRANS), int(TransactionStatus.INERROR), int(TransactionStatus.ACTIVE)
+NO_PIPELINE = int(PipelineStatus.OFF)
 CHAIN = b"COMMIT AND CHAIN"
 """COMMIT, and BEGIN as the transaction began: what that says no job can change, since one that is READ ONLY cannot finish."""
 SET_ROLE = b"SELECT pg_catalog.set_config('role', $1, true)"
@@ -57,18 +60,6 @@ def _set_local(given: int, names: tuple[str, ...]) -> bytes:
     return f"SELECT pg_catalog.current_setting('role'), {', '.join(named + own)}".encode()
 
 
-class Hints(Protocol):
-    """The app's hints to other processes."""
-
-    def hint(self, kind: Kind) -> None:
-        """Send one soon."""
-        ...
-
-    def take(self, kind: Kind) -> bool:
-        """Whether such a hint is due: then whoever asks sends it."""
-        ...
-
-
 def _is_gone(error: psycopg.Error) -> bool:
     """Whether one of the runtime's statements is not prepared any more, rather than one that a trigger has executed by name."""
     return isinstance(error, psycopg.errors.InvalidSqlStatementName) and error.diag.context is None
@@ -85,21 +76,21 @@ def check_end(conn: AsyncConnection[Any], given: JobConnection, nesting: Nesting
         raise TransactionViolation("the task broke its transaction: it closed its connection")
     if conn.closed:
         raise psycopg.OperationalError("the connection of the job's transaction was lost")
-    if conn.pgconn.pipeline_status != PipelineStatus.OFF:
+    if conn.pgconn.pipeline_status != NO_PIPELINE:
         raise TransactionViolation("the task broke its transaction: it left a pipeline() block open")
-    status = conn.info.transaction_status
-    if in_use or status == TransactionStatus.ACTIVE:
+    status = conn.pgconn.transaction_status
+    if in_use or status == ACTIVE:
         raise TransactionViolation(
             "the task broke its transaction: it ended while a statement was under way in it, in another task or thread "
             "that was not awaited, or a COPY or stream() that was not read to its end"
         )
-    if status == TransactionStatus.INERROR:
+    if status == IN_ERROR:
         raise TransactionViolation(
             "a statement failed in the job's transaction and the task went on: let the error out, or put what may fail "
             "into a savepoint (async with tx.connection.transaction())"
         )
-    if status != TransactionStatus.INTRANS:
-        raise TransactionViolation(f"the task broke its transaction: it left the connection {status.name}")
+    if status != IN_TRANSACTION:
+        raise TransactionViolation(f"the task broke its transaction: it left the connection {TransactionStatus(status).name}")
     if nesting.broken is not None:
         raise nesting.broken
     if given.open_blocks:
@@ -151,7 +142,8 @@ class OpenTransaction:
         if beginning is None or self._conn is not conn:
             beginning = self._prepare_beginning(conn, conn._get_tx_start_command())
             await beginning.run(self._settings.pool.deadline)
-        if any(conn.pgconn.parameter_status(name) == b"on" for name in READ_ONLY) and not isinstance(conn, SharedConnection):
+        told = conn.pgconn.parameter_status
+        if (told(IN_STANDBY) == b"on" or told(READ_ONLY) == b"on") and not isinstance(conn, SharedConnection):
             # A demoted primary, told before user code has begun: another connection finds the new one, and it costs no attempt.
             raise psycopg.errors.ReadOnlySqlTransaction("the server of this connection can only read")
         settings = beginning.answers[-1 if self._identity.role is None else -2]

@@ -35,13 +35,14 @@ def array(values: Iterable[object]) -> str:
 
 def pairs(values: Mapping[str, str]) -> str:
     # An array literal of names and values, two by two: what finish and confirm take as settings.
-    return "{" + ",".join([f"{{{_quoted(name)},{_quoted(value)}}}" for name, value in values.items()]) + "}"
+    plain = "".join([*values, *values.values()])
+    if "\\" in plain or '"' in plain:
+        values = {_escaped(name): _escaped(value) for name, value in values.items()}
+    return "{" + ",".join([f'{{"{name}","{value}"}}' for name, value in values.items()]) + "}"
 
 
-def _quoted(text: str) -> str:
-    if "\\" in text or '"' in text:
-        text = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
 class Reading:

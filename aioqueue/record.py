@@ -23,6 +23,7 @@ from psycopg import AsyncConnection
 from .database import Database, connection_lost
 from .events import JobLost, JobRecorded, Observers
 from .job import Claimed
+from .listen import Hints
 from .outage import Outage
 from .outcome import Failed, Outcome
 from .pending import SPARED, Pending, encode, parts
@@ -69,8 +70,7 @@ class Recorder:
         observers: Observers,
         *,
         capacity: int,
-        recorded: Callable[[], None],
-        take_hint: Callable[[], bool] = lambda: False,
+        hints: Hints,
         ready: Callable[[], None] | None = None,
         ended: Callable[[Claimed], None] | None = None,
     ) -> None:
@@ -78,8 +78,7 @@ class Recorder:
         self._store = store
         self._observers = observers
         self._capacity = capacity
-        self._recorded = recorded
-        self._take_hint = take_hint
+        self._hints = hints
         self._ready = ready
         self._ended = ended
         self._pending: dict[Pending, None] = {}
@@ -131,7 +130,7 @@ class Recorder:
     def recorded_by_guard(self, job: Claimed, state: str, outcome: Failed) -> None:
         """Take note of a time-out that the guard recorded."""
         self._note(job, state, encode(job, outcome))
-        self._recorded()
+        self._hints.hint("done")
         if state == "ready" and self._ready is not None:
             self._ready()
 
@@ -201,7 +200,7 @@ class Recorder:
             while True:
                 try:
                     async with self._database.runtime(seconds) as conn:
-                        hint = self._store.hint(conn, "done") if not self._database.pooler and self._take_hint() else None
+                        hint = self._store.hint(conn, "done") if not self._database.pooler and self._hints.take("done") else None
                         states = await self._store.record(
                             conn, worker=batch[0].job.worker, outcomes=outcomes, succeeded=succeeded, results=results, hint=hint
                         )
@@ -217,7 +216,7 @@ class Recorder:
                     await outage.pause()
         finally:
             if hint is None or not hint.answers:
-                self._recorded()
+                self._hints.hint("done")
         outage.over()
         if states is None and len(batch) > 1 and not self._observers.see_successes:
             for pending in batch:  # as _end() does: of a batch none was refused before, and nobody looks

@@ -18,6 +18,7 @@ from .events import Observers
 from .keep import outlast
 from .middleware import Middleware
 from .resources import opened
+from .services import Services
 from .settings import Settings, WorkerSettings
 from .store import Store
 from .task import Task
@@ -45,6 +46,10 @@ class Host(WakeUps, Protocol):
     @property
     def tasks(self) -> Mapping[str, Task[..., ..., Any]]:
         """All registered tasks by name."""
+        ...
+
+    def services(self, action: str) -> Services:
+        """What the open app has in its process."""
         ...
 
     def make_resources(self) -> AbstractAsyncContextManager[Any]:
@@ -172,6 +177,7 @@ class RunningWorker:
                 self._app,
                 self._app.tasks,
                 self._app.settings,
+                hints=self._app.services("a worker").notifier,
                 worker=self._settings,
                 middleware=self._app.middleware,
                 resources=resources,

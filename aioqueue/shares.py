@@ -19,7 +19,7 @@ C = TypeVar("C")
 Kind = Literal["job", "caller"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Waiting(Generic[C]):
     """One that waits to be let in, until `turn` is done; `guest` is what it brought with it."""
 

@@ -21,8 +21,8 @@ from .errors import TransactionViolation
 from .identity import Identity
 from .job import Claimed
 from .job_connection import LEFT
-from .listen import Kind
-from .open_transaction import Hints, OpenTransaction
+from .listen import Hints, Kind
+from .open_transaction import OpenTransaction
 from .session_factory import EngineSession
 from .settings import Settings
 from .store import Store

@@ -21,6 +21,10 @@ from .pool_connection import PoolConnection, sever
 Key = tuple[bytes, tuple[int, ...]]
 """What psycopg knows a prepared statement by."""
 
+# The members of an enum are looked up by code in Python: for each answer that would show.
+_DONE = frozenset((int(ExecStatus.COMMAND_OK), int(ExecStatus.TUPLES_OK)))
+_SYNC = int(ExecStatus.PIPELINE_SYNC)
+
 _trips: Overdue[PoolConnection] = Overdue(sever)
 
 
@@ -50,7 +54,8 @@ class Trip:
 
     def add(self, text: bytes, values: Iterable[object] = (), *, prepare: bool = False) -> int:
         """Add a statement, to be prepared on the server if the connection prepares any; its place among the answers."""
-        self._calls.append((text, [None if value is None else str(value).encode() for value in values], prepare))
+        sent = [v.encode() if type(v) is str else None if v is None else str(v).encode() for v in values]
+        self._calls.append((text, sent, prepare))
         return len(self._calls) - 1
 
     def go_on(self, other: Trip) -> None:
@@ -116,14 +121,14 @@ class Trip:
             results = yield from fetch_many(pgconn)
             if not results:
                 raise psycopg.OperationalError("the connection was lost before the server's answer")
-            if results[-1].status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+            if results[-1].status not in _DONE:
                 self.error = self.error or error_from_result(results[-1])
             elif isinstance(what, tuple):
                 self._new.remove(what)
             elif what:
                 self.answers.append(results[-1])
         # What stood in no transaction is committed by the sync itself, and may be refused only then.
-        while (results := (yield from fetch_many(pgconn))) and results[-1].status != ExecStatus.PIPELINE_SYNC:
+        while (results := (yield from fetch_many(pgconn))) and results[-1].status != _SYNC:
             self.error = self.error or error_from_result(results[-1])
         if not results:
             raise self.error or psycopg.OperationalError("the connection was lost before the server's answer")

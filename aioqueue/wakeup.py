@@ -150,7 +150,8 @@ class Notifier:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._event.wait()
-        if self._pending and (early := self._sent_at + DEBOUNCE - time.monotonic()) > 0:
+        # Again after each pause: whoever has taken the hint meanwhile has sent it.
+        while self._pending and (early := self._sent_at + DEBOUNCE - time.monotonic()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(early)
 
     def _end(self, watched: _Watched) -> None:

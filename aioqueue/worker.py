@@ -36,10 +36,10 @@ from .floor import Floors
 from .guard import Guard
 from .keep import keep_running
 from .lanes import Lanes
+from .listen import Hints
 from .maintenance.prune import Pruner
 from .maintenance.service import Maintenance
 from .middleware import Middleware
-from .open_transaction import Hints
 from .outcome import Cancelled, Reason, Released
 from .patience import once_reached
 from .pending import encode
@@ -64,8 +64,8 @@ RECORDERS = 2
 """Writes of outcomes in flight at once."""
 
 
-class WakeUps(Hints, Protocol):
-    """The app's side of wake-ups: hints out, hints in."""
+class WakeUps(Protocol):
+    """The app's side of wake-ups."""
 
     @property
     def listening(self) -> bool:
@@ -93,6 +93,7 @@ class Worker:
         tasks: Mapping[str, Task[..., ..., Any]],
         settings: Settings,
         *,
+        hints: Hints,
         worker: WorkerSettings,
         middleware: Sequence[Middleware],
         resources: object,
@@ -103,6 +104,7 @@ class Worker:
         self._database = database
         self._observers = observers
         self._wake_ups = wake_ups
+        self._hints = hints
         self._settings = worker
         self._standalone = standalone
         self._start_timeout = settings.pool.start_timeout
@@ -135,15 +137,14 @@ class Worker:
             store,
             observers,
             capacity=max(1000, 4 * worker.concurrency),
-            recorded=lambda: wake_ups.hint("done"),
-            take_hint=lambda: wake_ups.take("done"),
+            hints=hints,
             ready=self._ready,
             ended=unparker.ended,
         )
-        reporter = self._reporter = Reporter(database, store, observers, reported=lambda: wake_ups.hint("progress"))
+        reporter = self._reporter = Reporter(database, store, observers, reported=lambda: hints.hint("progress"))
         runner = self._runner = slots.runner = Runner(
             tasks=tasks,
-            transactions=JobTransactions(database, store, settings, hints=wake_ups),
+            transactions=JobTransactions(database, store, settings, hints=hints),
             sink=recorder,
             limits=settings.limits,
             tenants=settings.tenants,
@@ -354,11 +355,11 @@ class Worker:
 
     def _ready(self) -> None:
         self._claimer.wake()
-        self._wake_ups.hint("ready")
+        self._hints.hint("ready")
 
     def _rescued(self) -> None:
         self._ready()
-        self._wake_ups.hint("done")  # some may be dead now
+        self._hints.hint("done")  # some may be dead now
 
     def _lease_over(self) -> None:
         # Whoever takes the jobs over may start them from now on: what still runs here must not reach the database.

@@ -56,6 +56,16 @@ class CountingStore(Store):
         return states
 
 
+class Silent:
+    """Hints for nobody."""
+
+    def hint(self, kind: str) -> None:
+        pass
+
+    def take(self, kind: str) -> bool:
+        return False
+
+
 @dataclass
 class Bench:
     engine: Session
@@ -110,7 +120,7 @@ async def at(database: PlainDatabase, schema: str) -> AsyncIterator[Bench]:
         await pool.open()
         seen = Seen()
         store = CountingStore(schema)
-        recorder = Recorder(pool, store, Observers([seen]), capacity=300, recorded=lambda: None)
+        recorder = Recorder(pool, store, Observers([seen]), capacity=300, hints=Silent())
         yield Bench(engine, recorder, store, pool, seen, await engine.register(lease=600))
         await pool.close()
 
@@ -286,17 +296,18 @@ async def test_a_write_that_is_cut_off_is_kept_for_the_next(at: Bench) -> None:
 
 
 class Hints:
-    """What the recorder says and asks, and what a listening session hears."""
+    """What the recorder says and takes, and what a listening session hears."""
 
-    def __init__(self, at: Bench, ears: AsyncConnection[Any]) -> None:
+    def __init__(self, ears: AsyncConnection[Any]) -> None:
         self.due = True
-        self.said = 0
+        self.said: list[str] = []
         self._ears = ears
-        at.recorder._take_hint = lambda: self.due
-        at.recorder._recorded = self._say
 
-    def _say(self) -> None:
-        self.said += 1
+    def hint(self, kind: str) -> None:
+        self.said.append(kind)
+
+    def take(self, kind: str) -> bool:
+        return self.due and kind == "done"
 
     async def heard(self) -> int:
         """How many notifications have come, by now."""
@@ -308,7 +319,8 @@ class Hints:
 async def hints(at: Bench, database: PlainDatabase, schema: str) -> AsyncIterator[Hints]:
     async with await AsyncConnection.connect(database.dsn("worker"), autocommit=True) as ears:
         await ears.execute(f"LISTEN {channel(schema, 'done')}")  # type: ignore[call-overload]
-        yield Hints(at, ears)
+        hints = at.recorder._hints = Hints(ears)
+        yield hints
 
 
 async def test_a_write_carries_the_hint_that_is_due(at: Bench, hints: Hints) -> None:
@@ -317,8 +329,8 @@ async def test_a_write_carries_the_hint_that_is_due(at: Bench, hints: Hints) -> 
         (job,) = await at.claim(1)
         await at.write((job, Succeeded("1")))
         assert await at.state(job) == "succeeded"
-        assert (await hints.heard(), hints.said) == ((1, 0) if due else (0, 1))
-        hints.said = 0
+        assert (await hints.heard(), hints.said) == ((1, []) if due else (0, ["done"]))
+        hints.said.clear()
 
 
 @pytest.mark.parametrize(
@@ -331,7 +343,7 @@ async def test_a_hint_that_could_not_be_sent_is_left_to_others(
     (job,) = await at.claim(1)
     await at.write((job, Succeeded("1")))
     assert await at.state(job) == "succeeded"
-    assert (await hints.heard(), hints.said) == (0, 1)
+    assert (await hints.heard(), hints.said) == (0, ["done"])
 
 
 async def test_a_write_that_loses_its_connection_leaves_its_hint_to_the_next(at: Bench, hints: Hints) -> None:
@@ -347,7 +359,7 @@ async def test_a_write_that_loses_its_connection_leaves_its_hint_to_the_next(at:
     at.store.after = lose_once
     await at.write((job, Succeeded("1")))
     assert await at.state(job) == "succeeded"
-    assert lost and hints.said == 1, "whoever took it does not know whether it was heard"
+    assert lost and hints.said == ["done"], "whoever took it does not know whether it was heard"
 
 
 # -- refused, but not for their content --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -158,6 +159,27 @@ async def test_who_takes_a_hint_that_waits_sends_it_or_gives_it_back(process: Pr
     await process.ears.wait("ready", 1)
     monkeypatch.setattr(wakeup, "CARRY", 60.0)
     assert not process.notifier.take("ready"), "one was sent just now"
+
+
+async def test_who_takes_a_hint_while_the_timer_pauses_begins_the_pause_anew(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notifier = Notifier(process.database, process.store)
+    monkeypatch.setattr(wakeup, "CARRY", 0.0)
+    notifier.hint("ready")
+    assert notifier.take("ready")
+    taken: list[float] = []
+
+    async def no_pause(_: float) -> None:
+        if not taken:
+            assert notifier.take("ready")
+            taken.append(time.monotonic())
+            notifier.hint("ready")
+
+    notifier.hint("ready")
+    monkeypatch.setattr(asyncio, "sleep", no_pause)
+    await notifier._wait()
+    assert taken and time.monotonic() >= taken[0] + wakeup.DEBOUNCE
 
 
 async def test_the_hint_follows_the_commit(process: Process, caller: Session) -> None:

@@ -20,6 +20,7 @@ from aioqueue.attempt import Cause, Run
 from aioqueue.database import Database
 from aioqueue.events import Event, JobClaimed, JobLost, JobRecorded, JobsPromoted, JobsRescued, Observers
 from aioqueue.job import PRIORITIES, SUSPECT, Claimed, lane
+from aioqueue.listen import Kind
 from aioqueue.outcome import Reason, Released
 from aioqueue.settings import WorkerSettings
 from aioqueue.sql import as_sql
@@ -46,6 +47,17 @@ UPDATE aioqueue.scheduled SET run_at = least(run_at, pg_catalog.clock_timestamp(
 """
 
 
+class _Unheard:
+    """Hints while the app is closed: nobody listens."""
+
+    def hint(self, kind: Kind) -> None:
+        """Send none."""
+
+    def take(self, kind: Kind) -> bool:
+        """None is due."""
+        return False
+
+
 def compose(
     app: AioQueue[Any], database: Database, observers: Observers, faults: Faults, resources: object, concurrency: int
 ) -> Worker:
@@ -57,6 +69,7 @@ def compose(
         app,
         app.tasks,
         app.settings,
+        hints=app.notifier or _Unheard(),
         worker=WorkerSettings(concurrency=concurrency),
         middleware=faults.around(app.middleware),
         resources=resources,
