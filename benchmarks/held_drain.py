@@ -23,8 +23,7 @@ from pathlib import Path
 import psycopg
 
 from . import kit
-from .peers import CONTESTANTS, Contestant, Driver, NotInstallable, running
-from .peers.environment import default_cache
+from .peers import CONTESTANTS, Contestant, Driver, NotInstallable, add_options, chosen, running
 
 LEAST = 0.9
 WAYS = ("free", "xid")
@@ -109,16 +108,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = kit.parser(__doc__, "held_drain", rounds=3)
     parser.add_argument("--jobs", type=int, default=100_000, metavar="N", help="jobs of one drain (default 100,000)")
     parser.add_argument("--one", action="store_true", help="the first and the last tenth one at a time")
-    parser.add_argument(
-        "--peers", nargs="?", const="all", default="", metavar="NAMES", help="all, or some of " + ",".join(CONTESTANTS)
-    )
+    add_options(parser)
     parser.add_argument("--peer-rounds", type=int, default=1, metavar="N", help="rounds of each peer (default 1)")
-    parser.add_argument("--cache", type=Path, default=default_cache(), help="where peers are installed (default %(default)s)")
     arguments = parser.parse_args(argv)
     able = [name for name, each in CONTESTANTS.items() if not arguments.one or each.one]
-    peers = able if arguments.peers == "all" else [name for name in arguments.peers.split(",") if name]
-    if unknown := {*peers} - {*able}:
-        parser.error(f"{', '.join(sorted(unknown))}: not known" + (" to do one at a time" if arguments.one else ""))
+    peers = chosen(parser, arguments, able)
     everybody = []
     with kit.server(arguments) as server:
         for name in dict.fromkeys(["aioqueue", *peers]):

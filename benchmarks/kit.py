@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -25,6 +25,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from aioqueue import embedded
 
+T = TypeVar("T")
 _numbers = count(1)
 COLOURS = ("#3366aa", "#cc5533", "#449944", "#8855aa", "#997722", "#337788", "#aa3366", "#666666")
 WIDTH = 800
@@ -156,10 +157,10 @@ def spread(values: Sequence[float], form: str = "{:,.0f}") -> str:
     return f"{form.format(min(values))}–{form.format(max(values))}" if values else "–"
 
 
-def rotated(names: Sequence[str], turn: int) -> list[str]:
+def rotated(each: Sequence[T], turn: int) -> list[T]:
     """The order of one round: each begins in turn."""
-    first = turn % len(names)
-    return [*names[first:], *names[:first]]
+    first = turn % max(1, len(each))
+    return [*each[first:], *each[:first]]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

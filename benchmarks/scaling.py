@@ -1,23 +1,26 @@
 """What more of everything costs: worker processes on one database, and claims beside many rows that are not ready.
 
-    python -m benchmarks.scaling [--jobs 20000] [--processes 1,2,4,8] [--rows 100000] [--svg scaling.svg]
+    python -m benchmarks.scaling [--jobs 20000] [--processes 1,2,4,8] [--peers [NAMES]] [--rows 100000] [--svg scaling.svg]
     python -m benchmarks.scaling --jobs 100000 --finished 10000000 --scheduled 1000000 --parked 100000
 
-processes  the same backlog drained by 1, 2, 4 and 8 worker processes, in turns: jobs a second of all, from the first start to
-           the last end, and what the slowest did of its share
+processes  the same backlog drained by 1, 2, 4 and 8 worker processes, in turns: jobs a second of all, from the first run to the
+           last, and what the slowest did of its share. Of jobs that wait 0.1 s for something else, as those for which processes
+           are added do; and of no-op jobs, by peers too: with these two processes keep two processors busy, and more share them
 claims     of one and of 100, beside N jobs that have ended (in eight ranges of id time, of which the present one has its part),
            that are scheduled, that are parked, since their tenant is at its limit (and beside one parked job: what having a limit
            costs); beside 1,000 that run; of jobs of 1 to 10,000 tenants. Each is made in turns with one in a queue that has
            nothing else; the lower quartile counts
 
-The promises: 8 processes do more than 4, and each at least a quarter of its share; no claim takes more than 1.2 times as long, or
-as many buffers, as that of the empty queue. Exits with 1 where one is broken.
+The promises: of waiting jobs 8 processes do more than 4, and each at least a quarter of its share; beside jobs that have ended,
+are scheduled, parked or run no claim takes more than 1.2 times as long, or as many buffers, as that of the empty queue. Exits
+with 1 where one is broken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 import time
 from collections import defaultdict
@@ -31,7 +34,7 @@ from aioqueue.sql import as_sql, functions
 from . import kit
 from .fairness import LANE, SCHEMA, Loop, queue
 from .held_horizon import ENQUEUE, SIZES, Queue
-from .peers import CONTESTANTS, running
+from .peers import CONTESTANTS, Contestant, NotInstallable, add_options, chosen, running
 
 LIMIT = 1.2
 SHARE = 0.25
@@ -55,29 +58,43 @@ SCHEDULED = (
 )
 PARKED = "SELECT count(*) FROM aioqueue.parked"
 TENANTS = ENQUEUE.replace("mod(n, 10)", "mod(n, {})")
-LATEST = """
-SELECT extract(epoch FROM max(finished_at) - min(started_at))::float8 FROM aioqueue.outcome HAVING count(*) = %s
-"""
+WAIT = 0.1
+"""Seconds that a waiting job waits."""
+WAITING = f"waits {WAIT:g} s"
+LOOK = 0.02
+"""Seconds between looks at how far all are."""
 
 
-async def drain(server: kit.Server, processes: int, jobs: int) -> tuple[float, float]:
+def works(peers: Sequence[str]) -> dict[str, Contestant]:
+    """What is drained, by what it is called."""
+    own = CONTESTANTS["aioqueue"]
+    return {
+        WAITING: dataclasses.replace(own, options={"sleep": WAIT}),
+        "no-op": own,
+        **{f"no-op, {name}": CONTESTANTS[name] for name in peers},
+    }
+
+
+async def drain(server: kit.Server, contestant: Contestant, cache: Path, processes: int, jobs: int) -> tuple[float, float]:
     """Drain one backlog: jobs a second, and the least share of a process in what a fair one would be."""
-    contestant, dsn = CONTESTANTS["aioqueue"], server.database()
+    dsn = server.database()
     async with contextlib.AsyncExitStack() as stack:
-        drivers = [await stack.enter_async_context(running(contestant, dsn, Path())) for _ in range(processes)]
+        drivers = [await stack.enter_async_context(running(contestant, dsn, cache)) for _ in range(processes)]
         await drivers[0].ask("setup")
         await drivers[0].ask("bulk", jobs)
         await asyncio.to_thread(kit.settle, dsn)
         await asyncio.gather(*(driver.ask("work") for driver in drivers))
-        done = [0]
-        while sum(done) < jobs:
-            await asyncio.sleep(0.1)
+        done, begin, end = [0], math.nan, math.nan
+        while math.isnan(end):
+            await asyncio.sleep(LOOK)
             done = [(await driver.ask("idle"))["runs"] for driver in drivers]
-        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
-            while (row := await (await conn.execute(LATEST, [jobs])).fetchone()) is None:  # noqa: ASYNC110 - of the server
-                await asyncio.sleep(0.05)
+            if sum(done) and math.isnan(begin):
+                begin = time.monotonic()
+                before = sum(done)
+            if sum(done) >= jobs:
+                end = time.monotonic()
     server.drop(dsn)
-    return jobs / float(row[0]), min(done) * processes / jobs
+    return (jobs - before) / (end - begin), min(done) * processes / jobs
 
 
 async def past_ranges(loop: Loop) -> None:
@@ -176,6 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = kit.parser(__doc__, "scaling", rounds=3)
     parser.add_argument("--jobs", type=int, default=20_000, metavar="N", help="jobs of one backlog (default 20,000)")
+    parser.add_argument("--waiting", type=int, default=16_000, metavar="N", help="jobs that wait (default 16,000)")
+    add_options(parser)
     parser.add_argument("--processes", default="1,2,4,8", metavar="NUMBERS", help="worker processes (default 1,2,4,8; '': none)")
     parser.add_argument("--rows", type=int, default=100_000, metavar="N", help="jobs beside the claims (default 100,000)")
     for what in ("finished", "scheduled", "parked"):
@@ -185,27 +204,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tenants", default="1,100,10000", metavar="NUMBERS", help="numbers of tenants (default 1,100,10000)")
     arguments = parser.parse_args(argv)
     numbers = [int(number) for number in arguments.processes.split(",") if number]
-    rates: dict[int, list[float]] = {number: [] for number in numbers}
-    shares: dict[int, list[float]] = {number: [] for number in numbers}
+    drained = works(chosen(parser, arguments))
+    rates: dict[tuple[str, int], list[float]] = {(what, number): [] for what in drained for number in numbers}
+    shares: dict[tuple[str, int], list[float]] = {each: [] for each in rates}
     sizes = {what: getattr(arguments, what) for what in ("finished", "scheduled", "parked", "running")}
     kinds = [(what, arguments.rows if size is None else size) for what, size in sizes.items()]
     kinds += [("parked", 1)] if any(what == "parked" and n > 1 for what, n in kinds) else []
     kinds += [("tenants", int(number)) for number in arguments.tenants.split(",") if number]
     with kit.server(arguments) as server:
-        for turn in range(arguments.rounds if numbers else 0):
-            for name in kit.rotated([str(number) for number in numbers], turn):
-                rate, share = asyncio.run(drain(server, int(name), arguments.jobs))
-                rates[int(name)].append(rate)
-                shares[int(name)].append(share)
-                kit.say(f"{name} processes: {rate:,.0f} jobs/s, the slowest did {share:.0%} of its share")
+        for turn in range(arguments.rounds):
+            for what, number in kit.rotated(list(rates), turn):
+                jobs = arguments.waiting if what == WAITING else arguments.jobs
+                try:
+                    rate, share = asyncio.run(drain(server, drained[what], arguments.cache, number, jobs))
+                except (NotInstallable, RuntimeError, TimeoutError, psycopg.Error) as error:
+                    kit.say(f"{what} is left out: {str(error) or type(error).__name__}")
+                    continue
+                rates[what, number].append(rate)
+                shares[what, number].append(share)
+                kit.say(f"{what}, {number} processes: {rate:,.0f} jobs/s, the slowest did {share:.0%} of its share")
         beside = {(what, rows): asyncio.run(claims(server, what, rows, arguments.samples)) for what, rows in kinds if rows}
-    medians = {number: kit.median(rates[number]) for number in numbers}
+    medians = {each: kit.median(found) for each, found in rates.items() if found}
     rows = [
-        [number, f"{medians[number]:,.0f}", kit.spread(rates[number]), f"{medians[number] / medians[numbers[0]]:.2f}",
-         f"{min(shares[number]):.0%}"]
-        for number in numbers
+        [what, number, f"{rate:,.0f}", kit.spread(rates[what, number]), f"{rate / medians.get((what, numbers[0]), math.nan):.2f}",
+         f"{rate / medians.get((what, 4), math.nan):.2f}", f"{min(shares[what, number]):.0%}"]
+        for (what, number), rate in medians.items()
     ]  # fmt: skip
-    print(kit.table(["processes", "jobs/s", "lowest–highest", "ratio", "least share"], rows), "", sep="\n")
+    head = ["jobs", "processes", "jobs/s", "lowest–highest", f"of {numbers[0] if numbers else 1}", "of 4", "least share"]
+    print(kit.table(head, rows), "", sep="\n")
     cells = [
         [f"{n:,} {what}", *(f"{value:.2f}" for size in SIZES for value in found[size])] for (what, n), found in beside.items()
     ]
@@ -213,11 +239,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(kit.table(head, cells), "", sep="\n")
     nothing = math.nan
     promised = [
-        kit.Promise("8 processes to 4", medians.get(8, nothing) / medians.get(4, nothing), least=1.0),
-        kit.Promise("least share of a process", min((min(each) for each in shares.values()), default=nothing), least=SHARE),
+        kit.Promise(
+            f"8 processes to 4, {WAITING}", medians.get((WAITING, 8), nothing) / medians.get((WAITING, 4), nothing), least=1.0
+        ),
+        kit.Promise(
+            "least share of a process",
+            min((min(found) for (what, _), found in shares.items() if found and what in (WAITING, "no-op")), default=nothing),
+            least=SHARE,
+        ),
     ]
     for (what, n), found in beside.items():
-        if (what, n) == ("parked", 1):  # what a limit costs that is in use, however many it has parked
+        if what == "tenants":
             continue
         for size, (t, b) in found.items():
             promised.append(kit.Promise(f"time of a claim of {size} beside {n:,} {what}", t, most=LIMIT))
@@ -226,8 +258,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(said)
     kit.bars(
         arguments.svg,
-        f"{arguments.jobs:,} jobs drained by worker processes on one database",
-        {f"{n} process{'es' if n > 1 else ''}": value for n, value in medians.items()},
+        "Jobs drained by worker processes on one database",
+        {f"{what}, {n} process{'es' if n > 1 else ''}": value for (what, n), value in medians.items()},
         "jobs/s",
     )
     return 0 if kept else 1

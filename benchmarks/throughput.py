@@ -26,8 +26,7 @@ from typing import Any
 import psycopg
 
 from . import kit
-from .peers import CONTESTANTS, Contestant, Driver, NotInstallable, running
-from .peers.environment import default_cache
+from .peers import CONTESTANTS, Contestant, Driver, NotInstallable, add_options, chosen, running
 
 MEASURES = ("bulk", "single", "drain", "pickup", "idle")
 BLOCK = 50
@@ -245,19 +244,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run from the command line."""
     parser = kit.parser(__doc__, "throughput", rounds=3)
     parser.add_argument("--jobs", type=int, default=20_000, metavar="N", help="jobs of one drain (default 20,000)")
-    parser.add_argument("--singles", type=int, default=200, metavar="N", help="jobs enqueued one by one in a round (default 200)")
+    parser.add_argument(
+        "--singles", type=int, default=1_000, metavar="N", help="jobs enqueued one by one in a round (default 1,000)"
+    )
     parser.add_argument("--pickups", type=int, default=200, metavar="N", help="pick-ups by an idle worker (default 200)")
     parser.add_argument("--idle", type=float, default=10.0, metavar="SECONDS", help="how long to watch idle workers (default 10)")
     parser.add_argument("--only", default=",".join(MEASURES), metavar="WHAT", help=f"of {','.join(MEASURES)}")
-    parser.add_argument(
-        "--peers", nargs="?", const="all", default="", metavar="NAMES", help="all, or some of " + ",".join(CONTESTANTS)
-    )
-    parser.add_argument("--cache", type=Path, default=default_cache(), help="where peers are installed (default %(default)s)")
+    add_options(parser)
     parser.add_argument("--logs", type=Path, metavar="DIR", help="where to keep what the drivers say")
     arguments = parser.parse_args(argv)
     measures = arguments.only.split(",")
-    peers = list(CONTESTANTS) if arguments.peers == "all" else [name for name in arguments.peers.split(",") if name]
-    for unknown in {*peers} - {*CONTESTANTS} | {*measures} - {*MEASURES}:
+    peers = chosen(parser, arguments)
+    for unknown in {*measures} - {*MEASURES}:
         parser.error(f"{unknown!r} is not known")
     plan = Plan(
         arguments.jobs, arguments.rounds, arguments.singles, arguments.pickups, arguments.idle, measures,

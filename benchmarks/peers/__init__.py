@@ -6,20 +6,21 @@ commands by a pipe and times itself. Configured as its documentation advises for
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .environment import NotInstallable, node_environment, python_environment
+from .environment import NotInstallable, default_cache, node_environment, python_environment
 
-__all__ = ["CONTESTANTS", "Contestant", "Driver", "NotInstallable", "running"]
+__all__ = ["CONTESTANTS", "Contestant", "Driver", "NotInstallable", "add_options", "chosen", "running"]
 
 HERE = Path(__file__).resolve().parent
 DRIVERS = HERE / "drivers"
@@ -79,6 +80,22 @@ CONTESTANTS = {
         Contestant("dbos", "dbos_driver.py", ("dbos", _PSYCOPG), slow=True),
     )
 }
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Let the command line say which peers take part."""
+    parser.add_argument(
+        "--peers", nargs="?", const="all", default="", metavar="NAMES", help="all, or some of " + ",".join(CONTESTANTS)
+    )
+    parser.add_argument("--cache", type=Path, default=default_cache(), help="where peers are installed (default %(default)s)")
+
+
+def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace, able: Collection[str] = CONTESTANTS) -> list[str]:
+    """The names of those that it says, of the `able` ones; an unknown one ends the program."""
+    names = [*able] if arguments.peers == "all" else [name for name in arguments.peers.split(",") if name]
+    if unknown := {*names} - {*able}:
+        parser.error(f"--peers: expected some of {','.join(able)}, got {', '.join(sorted(unknown))}")
+    return names
 
 
 class Driver:

@@ -38,6 +38,7 @@ class Aioqueue(Driver):
         @self.app.task(timeout=None)
         async def sleeper(mail: Mail) -> int:
             await asyncio.sleep(options["sleep"])
+            self.ran()
             return mail.n
 
         self.task = sleeper if "sleep" in options else send

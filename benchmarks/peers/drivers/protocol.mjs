@@ -63,7 +63,8 @@ export async function main(driver) {
         answer = { seconds: seconds() - begin, at };
       } else if (what === "drain") answer = await drain(driver, n);
       else if (what === "serve") { serving = true; await driver.start(); }
-      else if (what === "idle") answer = { rss_mb: process.memoryUsage().rss / 1048576, cpu: cpu() };
+      else if (what === "work") { runs = 0; wanted = Infinity; serving = false; await driver.start(); }
+      else if (what === "idle") answer = { runs, rss_mb: process.memoryUsage().rss / 1048576, cpu: cpu() };
       else throw new Error(`unknown command ${what}`);
     } catch (error) {
       answer = { error: String(error) };
