@@ -54,6 +54,8 @@ class LaneFloor(Generic[T]):
     _first: dict[int, tuple[float, int, int]] = field(default_factory=dict)
     _aside: dict[int, int] = field(default_factory=dict)
     _reached: int = 0
+    _taken: int = 0
+    """Jobs that this process had claimed when the place within one position of V was asked for the last time."""
 
     @property
     def start(self) -> tuple[int, T]:
@@ -88,6 +90,9 @@ class LaneFloor(Generic[T]):
         A long one is set aside instead; at its end the floor goes back to the V that the tick BEFORE it was first seen
         had read: it took its XID later than that, so every row of it lies above. Below the floor as it was no other
         transaction can leave a row, so that the next tick may look up to there at once.
+
+        Where many tenants' jobs have come at once they share one position, and V stands still until all are claimed. A floor
+        that was stopped there has nobody to wait for any more: as jobs are claimed it asks again where the first of them is.
         """
         ended = [xid for xid in self._aside if xid not in snapshot.running]
         for xid in ended:
@@ -103,6 +108,8 @@ class LaneFloor(Generic[T]):
             self._armed = self._waiting.popleft()[1]
         if value > self.value and (not self._waiting or self._waiting[-1][1] < value):
             self._waiting.append((snapshot.xmax, value))
+        elif value == self.value and self.tie is not None and self._armed is None and taken > self._taken:
+            self._armed, self._taken = value, taken
         self.seen = value
         self._reached = max(self._reached, value)
 

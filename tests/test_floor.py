@@ -43,7 +43,7 @@ class World:
         self.ready: set[tuple[int, int]] = set()
         self.late: set[tuple[int, int]] = set()
         self.late_before: set[tuple[int, int]] = set()
-        self.ids = 0
+        self.claimed = 0
         self.taken = 0
         self.phase = 0
         self.asked: int | None = None
@@ -72,11 +72,11 @@ class World:
                 self.place()
 
     def place(self) -> None:
-        """A row of an open transaction, at a position above V as it is now."""
+        """A row of an open transaction, at a position above V as it is now; or those of many tenants, which share one."""
         if self.open:
             transaction = self.open[self.chance.choice(list(self.open))]
-            self.ids += 1
-            transaction.rows.append((self.v + STEP * self.chance.randint(1, 3), self.ids))
+            position = self.v + STEP * self.chance.randint(1, 3)
+            transaction.rows += [(position, self.chance.getrandbits(40)) for _ in range(self.chance.choice([1, 1, 12]))]
 
     def end(self) -> None:
         """COMMIT or ROLLBACK of any open transaction."""
@@ -99,11 +99,12 @@ class World:
             return
         self.latest_completed = max(self.latest_completed, xid)
         self.ready -= set(rows)
+        self.claimed = max([self.claimed, *(position for position, _ in rows)])
         self.taken += self.chance.choice([0, len(rows), MANY])
 
     def publish(self) -> None:
         """V moves on, as other processes' claims push it; without an XID in half of the cases."""
-        self.v += STEP * self.chance.randint(1, 8)
+        self.v = max(self.v, self.claimed) if self.chance.random() < 0.7 else self.v + STEP * self.chance.randint(1, 8)
         if self.chance.random() < 0.5:
             self.latest_completed = max(self.latest_completed, self.take_xid())
 
@@ -258,6 +259,24 @@ def test_a_ready_job_stops_the_floor_at_its_place() -> None:
     floor.answer(floor.start, 100, (40, 7))
     assert floor.start == (40, 7)
     assert not floor.at_rest
+
+
+def test_among_jobs_of_one_position_the_floor_goes_on_as_they_are_claimed() -> None:
+    """V stands still meanwhile; who comes later comes above it."""
+    floor: LaneFloor[int] = LaneFloor(-1)
+    for xid in range(11, 15):
+        observe(floor, 100, xid)
+        if floor.question is not None:
+            floor.answer(floor.start, 100, (100, 7))
+    assert (floor.start, floor.question) == ((100, 7), None), "nothing was claimed"
+    floor.observe(100, Snapshot(20, frozenset({19})), 0.0, 5)
+    assert floor.question == 100, "whoever runs now comes above"
+    floor.answer(floor.start, 100, (100, 12))
+    floor.observe(100, Snapshot(21, frozenset({19})), 0.0, 5)
+    assert (floor.start, floor.question) == ((100, 12), None)
+    floor.observe(100, Snapshot(22, frozenset({19})), 0.0, 6)
+    floor.answer(floor.start, 100, None)
+    assert floor.start == (101, -1) and floor.at_rest
 
 
 def test_an_answer_to_an_older_question_moves_the_floor_only_that_far() -> None:

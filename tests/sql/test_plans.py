@@ -262,6 +262,7 @@ class Price:
         self.conn, self.schema, self.worker = conn, schema, worker
         self.floor = LaneFloor(LOWEST_ID)
         self.claimed = 0
+        self.taken = 0
         self.now = 0.0
 
     def execute(self, statement: str, *params: object) -> list[tuple[Any, ...]]:
@@ -277,13 +278,14 @@ class Price:
         if asked is not None:
             self.floor.answer(self.floor.start, asked, None if firsts[0] is None else (firsts[0], ids[0]))
         self.now += 0.05
-        self.floor.observe(vts[0], Snapshot.parse(snapshot), self.now)
+        self.floor.observe(vts[0], Snapshot.parse(snapshot), self.now, self.taken)
 
     def claim(self, number: int) -> None:
         start, tie = self.floor.start
         rows = self.execute(CLAIM, self.worker, LANE, start, str(tie), number)
         assert len(rows) == number
         self.claimed = max([self.claimed, *(row[2] for row in rows)])
+        self.taken += number
 
     def finish_all(self) -> None:
         batch = self.execute("SELECT job_id::text, lane, vt, attempt FROM aioqueue.live WHERE worker = %s", self.worker)
@@ -300,7 +302,11 @@ class Price:
         return int(min(found))
 
 
-def test_a_claim_costs_the_same_after_twenty_times_as_many_taken_jobs_under_a_held_horizon(server: Server, schema: str) -> None:
+@pytest.mark.parametrize("tenants", [50, 30_000])
+def test_a_claim_costs_the_same_after_twenty_times_as_many_taken_jobs_under_a_held_horizon(
+    server: Server, schema: str, tenants: int
+) -> None:
+    """Also of tenants with one job each, all of which stand at one position: virtual time does not move meanwhile."""
     database = server.create()
     asyncio.run(migrate(database.dsn("owner"), schema=schema))
     with (
@@ -309,8 +315,9 @@ def test_a_claim_costs_the_same_after_twenty_times_as_many_taken_jobs_under_a_he
     ):
         price = Price(conn, schema, WORKER)
         price.execute(
-            "SELECT aioqueue.enqueue_many((SELECT jsonb_agg(jsonb_build_object('task', 't', 'tenant', 'T' || n %% 50))"
+            "SELECT aioqueue.enqueue_many((SELECT jsonb_agg(jsonb_build_object('task', 't', 'tenant', 'T' || n %% %s))"
             " FROM generate_series(1, %s) n))",
+            tenants,
             30_000,
         )
         price.execute("SELECT aioqueue.register_worker(%s, 'h', 1, '0', '{}', 1, 3600, '[]')", WORKER)
