@@ -203,7 +203,7 @@ class Database:
         each = min(AHEAD, SOON / held) if held else AHEAD
         most = int(self._shares.limit * (1 + each))
         room = max(self._shares.free, most - self._shares.jobs - int(coming * self._share))
-        if self.waiting and room < most // 2:
+        if self.waiting and room < most // 4:
             return 0  # a few at a time would cost more than they bring
         return min(limit, int(room / self._share)) if self._share * limit > room else limit
 

@@ -244,7 +244,7 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
                         try:
                             await store.enqueue_alone(conn, jobs, hint=hint)
                         finally:
-                            hinted = hint is not None and bool(hint.answers)
+                            hinted = hint is not None and hint.was_sent
                             if hint is not None and not hinted:
                                 notifier.hint("ready")  # it may be that of others, too
                 break

@@ -23,7 +23,6 @@ from .errors import TransactionViolation
 from .identity import MARKER, ROLE, Identity
 from .job import Claimed
 from .job_connection import LEFT, JobConnection
-from .listen import Hints
 from .nested import Nesting, OnConnection
 from .pool_connection import PoolConnection, sever
 from .pooler import SESSION, SharedConnection
@@ -40,8 +39,6 @@ IN_STANDBY, READ_ONLY = b"in_hot_standby", b"default_transaction_read_only"
 # The members of an enum are looked up by code in Python: for each job that would show.
 IN_TRANSACTION, IN_ERROR, ACTIVE = int(TransactionStatus.INTRANS), int(TransactionStatus.INERROR), int(TransactionStatus.ACTIVE)
 NO_PIPELINE = int(PipelineStatus.OFF)
-CHAIN = b"COMMIT AND CHAIN"
-"""COMMIT, and BEGIN as the transaction began: what that says no job can change, since one that is READ ONLY cannot finish."""
 SET_ROLE = b"SELECT pg_catalog.set_config('role', $1, true)"
 KEEP_ROLE = b"SELECT pg_catalog.set_config($1, pg_catalog.current_setting('role'), true)"
 
@@ -106,14 +103,7 @@ class OpenTransaction:
     """Nothing is still to be sent when user code has returned."""
 
     def __init__(
-        self,
-        store: Store,
-        database: Database,
-        settings: Settings,
-        job: Claimed,
-        identity: Identity,
-        seconds: float,
-        hints: Hints,
+        self, store: Store, database: Database, settings: Settings, job: Claimed, identity: Identity, seconds: float
     ) -> None:
         self._store = store
         self._database = database
@@ -122,26 +112,24 @@ class OpenTransaction:
         self._identity = identity
         self._seconds = seconds
         """What is left of the job's time limit."""
-        self._hints = hints
         self._conn: PoolConnection
         self._terms = Terms(job, identity, settings)
         self._beginning: Trip | None = None
-        """What ends with the statements of `begin`."""
         self._role = ""
         """The runtime's own, in which it ends the transaction."""
         self._user: str | None = None
         self._given: JobConnection | None = None
         self._nesting: Nesting | None = None
         self._ended = False
-        self._told = False
-        """Whether the hint that the job has ended went with its end."""
 
     async def begin(self, conn: PoolConnection) -> None:
         """BEGIN and the local settings, in one round trip, unless the end of another job's transaction has sent them."""
         beginning = self._beginning
         if beginning is None or self._conn is not conn:
-            beginning = self._prepare_beginning(conn, conn._get_tx_start_command())
+            beginning = self._prepare_beginning(conn)
             await beginning.run(self._settings.pool.deadline)
+        elif beginning.error is not None:
+            raise beginning.error
         told = conn.pgconn.parameter_status
         if (told(IN_STANDBY) == b"on" or told(READ_ONLY) == b"on") and not isinstance(conn, SharedConnection):
             # A demoted primary, told before user code has begun: another connection finds the new one, and it costs no attempt.
@@ -154,11 +142,11 @@ class OpenTransaction:
         self.face = JobTransaction(self._job, self._given, self._nesting)
         self._nesting.on = OnConnection(self._store, self._given)
 
-    def _prepare_beginning(self, conn: PoolConnection, start: bytes) -> Trip:
+    def _prepare_beginning(self, conn: PoolConnection) -> Trip:
         self._conn = conn
         values = self._terms.local_settings(self._seconds, server_version=conn.pgconn.server_version)
-        trip = Trip(conn)
-        trip.add(start, prepare=True)
+        trip = self._beginning = Trip(conn)
+        trip.add(conn._get_tx_start_command(), prepare=True)
         if isinstance(conn, SharedConnection):
             values["client_connection_check_interval"] = SESSION["client_connection_check_interval"]
             self._add_scrub(trip)  # of strangers: behind a pooler the session was theirs
@@ -184,8 +172,6 @@ class OpenTransaction:
         error = await self._end("finish", result)
         if error is not None and await read_back(self._database, self._store, self._settings, self._job) != "succeeded":
             raise error
-        if not self._told:
-            self.face.hints.add("done")
 
     async def confirm(self) -> None:
         """Check that the job is still this worker's, and commit; raises as `finish` does."""
@@ -207,15 +193,9 @@ class OpenTransaction:
             trip.add(KEEP_ROLE, [ROLE])
             trip.add(SET_ROLE, [self._role])
         trip.add(self._store.wired[statement], (*self._job.fence, pairs(self._expected), *result), prepare=True)
-        following, beginning = self._follow()
-        commit = trip.add(b"COMMIT" if beginning is None else CHAIN, prepare=True)
+        commit = trip.add(b"COMMIT", prepare=True)
         scrub = self._add_scrub(trip)
-        told = None
-        if result and not self._database.pooler and self._hints.take("done"):
-            told = trip.add(self._store.wired["notify"], ["done"], prepare=True)
-        if following is not None and beginning is not None:
-            trip.go_on(beginning)
-            following._beginning = trip
+        following = self._follow(trip)
         try:
             await trip.run(self._settings.pool.deadline)
         except BaseException as error:
@@ -231,31 +211,25 @@ class OpenTransaction:
             await conn.close()
             # With a good COMMIT the outcome stands.
             return None if done > commit else error
-        finally:
-            self._told = told is not None and len(trip.answers) > told
-            if told is not None and not self._told:
-                self._hints.hint("done")  # it may be that of others, too
         self._ended = True
         if self._unlike(trip, scrub):
             self._break_promise(following)
             await conn.close()
         return None
 
-    def _follow(self) -> tuple[OpenTransaction | None, Trip | None]:
-        """Let the job that waits first begin in the trip that ends this one: its transaction, if there is one, and how it begins.
-
-        The scrub between the two stands in a transaction of its own: what it takes off stays off however the next one ends.
-        """
+    def _follow(self, trip: Trip) -> OpenTransaction | None:
+        """Let the job that waits first begin in the trip that ends this one; the transaction of that job, if there is one."""
         if isinstance(self._conn, SharedConnection):
-            return None, None
+            return None
         following = self._database.promise(self._conn)
         if not isinstance(following, OpenTransaction):
-            return None, None
+            return None
         try:
-            return following, following._prepare_beginning(self._conn, CHAIN)
+            trip.then = following._prepare_beginning(self._conn)
         except UnicodeError:
             self._break_promise(following)  # its own affair
-            return None, None
+            return None
+        return following
 
     def _break_promise(self, following: OpenTransaction | None) -> None:
         # Whatever has become of its beginning, it begins anew: this connection is not known to be clean.
@@ -286,7 +260,7 @@ class OpenTransaction:
 
     def _unlike(self, trip: Trip, scrub: int) -> bool:
         # psycopg knows of a DEALLOCATE only where it could read the answer; what it takes for prepared would fail for others.
-        return int(trip.answers[scrub].get_value(0, 0) or 0) < trip.prepared[scrub]
+        return int(trip.answers[scrub].get_value(0, 0) or 0) < trip.prepared
 
     def _take_back(self) -> bool:
         """Take the connection from user code, for good; whether another task or thread of it has a statement under way."""

@@ -126,6 +126,7 @@ class Recorder:
     def recorded_by_commit(self, job: Claimed) -> None:
         """Take note of a success that its own commit recorded."""
         self._note(job, "succeeded")
+        self._hints.hint("done")
 
     def recorded_by_guard(self, job: Claimed, state: str, outcome: Failed) -> None:
         """Take note of a time-out that the guard recorded."""
@@ -215,7 +216,7 @@ class Recorder:
                     outage.lost(error)
                     await outage.pause()
         finally:
-            if hint is None or not hint.answers:
+            if hint is None or not hint.was_sent:
                 self._hints.hint("done")
         outage.over()
         if states is None and len(batch) > 1 and not self._observers.see_successes:

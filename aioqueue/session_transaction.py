@@ -235,10 +235,8 @@ class OpenSession:
             await self._give_up()
             if await read_back(self._database, self._store, self._settings, self._job) != "succeeded":
                 raise
-            self.face.hints.add("done")
             return
         self._guard.ended = True
-        self.face.hints.add("done")
         await AsyncSession.close(self.face)
         await self._clean()
 

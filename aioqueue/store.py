@@ -505,7 +505,7 @@ class Store(LimitStore):
         await self._rows(conn, "notify", (kind,))
 
     def hint(self, conn: PoolConnection, kind: str) -> Trip:
-        """Return that hint, to be sent with something else; it has an answer when it was sent. Not through a pooler."""
+        """Return that hint, to be sent with something else. Not through a pooler."""
         hint = Trip(conn)
         hint.add(self.wired["notify"], [kind], prepare=True)
         return hint

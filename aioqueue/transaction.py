@@ -21,7 +21,7 @@ from .errors import TransactionViolation
 from .identity import Identity
 from .job import Claimed
 from .job_connection import LEFT
-from .listen import Hints, Kind
+from .listen import Kind
 from .open_transaction import OpenTransaction
 from .session_factory import EngineSession
 from .settings import Settings
@@ -158,18 +158,18 @@ async def in_short(block: contextlib.AbstractAsyncContextManager[Confirmed]) -> 
 class JobTransactions:
     """Opens the transactions of jobs."""
 
-    def __init__(self, database: Database, store: Store, settings: Settings, *, hints: Hints) -> None:
+    def __init__(self, database: Database, store: Store, settings: Settings, *, hint: Callable[[Kind], None]) -> None:
         self._database = database
         self._store = store
         self._settings = settings
-        self._hints = hints
+        self._send_hint = hint
 
     def own(self, job: Claimed, seconds: float) -> Block[OpenTransaction]:
         """The transaction that a task runs in; the caller ends it with `finish`, an exception rolls it back.
 
         Raises NoFreeConnection before anything was begun.
         """
-        return Block(partial(self._begin, job, seconds, self._settings.limits.transaction_wait), self._hints.hint)
+        return Block(partial(self._begin, job, seconds, self._settings.limits.transaction_wait), self._send_hint)
 
     def in_session(self, job: Claimed, seconds: float, kind: type[HeldSession[Any]]) -> Block[OpenedSession]:
         """As `own`, for a task that takes a session of that class."""
@@ -181,11 +181,11 @@ class JobTransactions:
             await session.begin(seconds)
             return session
 
-        return Block(begin, self._hints.hint)
+        return Block(begin, self._send_hint)
 
     def short(self, job: Claimed, seconds: float) -> contextlib.AbstractAsyncContextManager[JobTransaction]:
         """A short transaction of a task that holds nothing; committed at the end of the block if the job is still ours."""
-        return in_short(Block(partial(self._begin, job, seconds, None), self._hints.hint))
+        return in_short(Block(partial(self._begin, job, seconds, None), self._send_hint))
 
     async def _begin(self, job: Claimed, seconds: float, wait: float | None) -> OpenTransaction:
         # A connection that died in the pool shows here, before user code has begun: every one may have died.
@@ -195,7 +195,7 @@ class JobTransactions:
         for _ in range(self._settings.pool.size + 1):
             if time.monotonic() > give_up:
                 break
-            opened = OpenTransaction(self._store, self._database, self._settings, job, identity, seconds, self._hints)
+            opened = OpenTransaction(self._store, self._database, self._settings, job, identity, seconds)
             conn = await self._database.lend(wait, opened)
             try:
                 await opened.begin(conn)

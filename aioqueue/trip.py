@@ -44,23 +44,24 @@ class Trip:
         self._calls: list[tuple[bytes, list[bytes | None], bool]] = []
         self._new: list[Key] = []
         """The keys of what is prepared on the way, while it is not known to be."""
-        self.prepared: list[int] = []
-        """How many statements are prepared on the server when each of them runs."""
+        self.prepared = 0
+        """How many statements are prepared on the server when it has run; those of `then` come later."""
         self.answers: list[PGresult] = []
         """Those of the statements so far, none of them an error."""
         self.error: psycopg.Error | None = None
         self.then = then
         """One that is sent together with this one, and run also when this one has failed."""
 
+    @property
+    def was_sent(self) -> bool:
+        """Whether all of it has been run and, outside of a transaction, committed."""
+        return bool(self.answers) and self.error is None
+
     def add(self, text: bytes, values: Iterable[object] = (), *, prepare: bool = False) -> int:
         """Add a statement, to be prepared on the server if the connection prepares any; its place among the answers."""
         sent = [v.encode() if type(v) is str else None if v is None else str(v).encode() for v in values]
         self._calls.append((text, sent, prepare))
         return len(self._calls) - 1
-
-    def go_on(self, other: Trip) -> None:
-        """Run the statements of another in this one, behind those added so far."""
-        self._calls += other._calls
 
     async def run(self, seconds: float | None) -> list[PGresult]:
         """Send them all and return the answers; after `seconds` the connection is shut. Raises the first psycopg.Error."""
@@ -112,7 +113,7 @@ class Trip:
                     known._names.move_to_end(key)
                 pgconn.send_query_prepared(name, values or None, result_format=self._format)
             sent.append(True)
-            self.prepared.append(len(known._names))
+        self.prepared = len(known._names)
         pgconn.pipeline_sync()
         return sent
 

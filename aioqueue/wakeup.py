@@ -126,7 +126,8 @@ class Notifier:
             await self._wait()
             self.look()
             try:
-                await self._send()
+                if self._may_send:
+                    await self._send()
                 await self._ask()
             except (psycopg.Error, OSError):
                 await asyncio.sleep(random.uniform(pause / 2, pause))
@@ -150,9 +151,13 @@ class Notifier:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._event.wait()
-        # Again after each pause: whoever has taken the hint meanwhile has sent it.
-        while self._pending and (early := self._sent_at + DEBOUNCE - time.monotonic()) > 0:  # noqa: ASYNC110
+        if self._pending and (early := self._sent_at + DEBOUNCE - time.monotonic()) > 0:
             await asyncio.sleep(early)
+
+    @property
+    def _may_send(self) -> bool:
+        """Whether the pause is over: whoever has taken a hint meanwhile has begun it anew."""
+        return time.monotonic() >= self._sent_at + DEBOUNCE
 
     def _end(self, watched: _Watched) -> None:
         key = watched.transaction.key

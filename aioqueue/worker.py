@@ -144,7 +144,7 @@ class Worker:
         reporter = self._reporter = Reporter(database, store, observers, reported=lambda: hints.hint("progress"))
         runner = self._runner = slots.runner = Runner(
             tasks=tasks,
-            transactions=JobTransactions(database, store, settings, hints=hints),
+            transactions=JobTransactions(database, store, settings, hint=hints.hint),
             sink=recorder,
             limits=settings.limits,
             tenants=settings.tenants,

@@ -106,8 +106,6 @@ class Bench:
     outcomes: dict[Any, Outcome] = field(default_factory=dict)
     settled_jobs: list[Claimed] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    due: str | None = None
-    """The kind of hint that is due."""
     freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, job: Claimed, outcome: Outcome) -> None:
@@ -183,17 +181,13 @@ async def bench(
     seen = Seen()
     store = Store(settings.schema)
 
-    class _Hints:
-        def hint(self, kind: str) -> None:
-            made.hints.append(kind)
-
-        def take(self, kind: str) -> bool:
-            return made.due == kind
+    def hint(kind: str) -> None:
+        made.hints.append(kind)
 
     def freed(_job: Claimed) -> None:
         made.freed.set()
 
-    transactions = JobTransactions(database, store, settings, hints=_Hints())
+    transactions = JobTransactions(database, store, settings, hint=hint)
 
     class _Sink:
         def put(self, job: Claimed, outcome: Outcome) -> None:

@@ -13,7 +13,7 @@ from typing import Any, LiteralString
 
 import psycopg
 import pytest
-from psycopg import AsyncConnection, AsyncTransaction, sql
+from psycopg import AsyncTransaction, sql
 from psycopg.pq.abc import PGresult
 from psycopg.rows import dict_row
 from psycopg.types.string import StrDumper
@@ -21,7 +21,6 @@ from psycopg.types.string import StrDumper
 from aioqueue import AioQueue, JobContext, JobTransaction, LeaseLost, LimitSettings, Snooze
 from aioqueue.attempt import Cause
 from aioqueue.events import JobLost
-from aioqueue.listen import channel
 from aioqueue.outcome import Failed, Reason, Released, Snoozed
 from aioqueue.pool_connection import sever
 from aioqueue.settings import LeaseSettings
@@ -770,32 +769,7 @@ async def test_a_hint_follows_a_commit_that_enqueued_and_no_other(at: Bench) -> 
         for enqueues in ("true", "false"):
             await at.run("parent", f'{{"fails": {fails}, "enqueues": {enqueues}}}')
             await at.engine.rows("DELETE FROM aioqueue.live WHERE worker IS NULL")
-    assert sorted(at.hints) == ["done", "done", "ready"], "and one for each success"
-
-
-@pytest.mark.parametrize("broken", [None, b"SELECT pg_notify('', $1)"])
-async def test_the_commit_carries_the_hint_that_is_due_or_gives_it_back(
-    at: Bench, shop: Session, worker_dsn: str, monkeypatch: pytest.MonkeyPatch, broken: bytes | None
-) -> None:
-    @at.tasks.task(name="count")
-    async def count(tx: JobTransaction, leaves: bool) -> None:
-        await write(tx, "counted")
-        if leaves:
-            await tx.execute("SET LOCAL app.tenant = 'b'")
-
-    if broken is not None:
-        monkeypatch.setitem(at.store.wired, "notify", broken)
-    at.due = "done"
-    async with await AsyncConnection.connect(worker_dsn, autocommit=True) as ears:
-        await ears.execute(f"LISTEN {channel(shop.store.schema, 'done')}")  # type: ignore[call-overload]
-        assert await at.run("count", '{"leaves": false}', tenant="a") is None, "what becomes of the hint is not the job's"
-        await ears.execute("SELECT 1")
-        heard = len([notify async for notify in ears.notifies(timeout=0)])
-    assert (heard, at.hints) == ((1, []) if broken is None else (0, ["done", "done"])), "given back, and that of the job"
-    at.hints.clear()
-    assert isinstance(await at.run("count", '{"leaves": true}', tenant="a"), Failed)
-    assert at.hints == ["done"], "it may be that of others"
-    assert await notes(shop) == [("a", "counted")]
+    assert at.hints == ["ready"]
 
 
 @pytest.mark.parametrize("short", [False, True], ids=["own transaction", "short transaction"])

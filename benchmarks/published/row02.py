@@ -19,7 +19,6 @@ from psycopg_pool import AsyncConnectionPool
 from aioqueue.database import Database
 from aioqueue.demo.data import make_tables
 from aioqueue.job import Claimed, lane, new_job_id
-from aioqueue.listen import Kind
 from aioqueue.settings import PoolSettings, Settings
 from aioqueue.store import LOWEST_ID, LaneScan, Store
 from aioqueue.transaction import JobTransactions
@@ -90,21 +89,10 @@ async def _reset(place: Place) -> int:
     return len(pids)
 
 
-class _NoHints:
-    """Nobody waits here."""
-
-    def hint(self, kind: Kind) -> None:
-        """Send none."""
-
-    def take(self, kind: Kind) -> bool:
-        """None is due."""
-        return False
-
-
 async def _side_by_side(place: Place, verdict: Verdict, jobs: int, broken_at: int | None, connections: int) -> None:
     database = Database(place.dsn("worker"), PoolSettings(size=3))
     store, settings = Store("aioqueue"), Settings()
-    transactions = JobTransactions(database, store, settings, hints=_NoHints())
+    transactions = JobTransactions(database, store, settings, hint=lambda kind: None)
     await database.open()
     times: dict[str, list[float]] = {"leaking": [], "local": [], "local, updated": [], "local, finished": [], "aioqueue": []}
     pids: set[int] = set()

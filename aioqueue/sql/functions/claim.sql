@@ -4,8 +4,9 @@
 -- (floor.py). An empty lane costs one index probe. Lanes of paused queues are left out.
 -- Precondition: the worker lives; its row is locked FOR KEY SHARE first, so that rescue (FOR UPDATE) and a claim never
 -- overlap; a dead worker gets SQLSTATE AQ001. Then a shared lock, so that wait_for_claims can wait for those in flight;
--- then live rows in lane order, SKIP LOCKED: no claim waits for another. Where one of them may be limited, claim_limited goes on,
--- from the beginning: our own locks do not hold it up. Where many limits were met of late (p_key_floors), it is called at once.
+-- then live rows in lane order, SKIP LOCKED: no claim waits for another. Where a tenant of one of them is limited, claim_limited
+-- goes on, from the beginning: our own locks do not hold it up. It is called at once where there are limits of tasks or keys, whose
+-- names stand in the jobs, where several queues share, and by a worker that has met many limits (p_key_floors): it will meet more.
 -- Rows are locked lane by lane, and updated in one statement at the end: an empty lane then costs a probe and no more. Where
 -- no lane leaves anything to another (one queue), one statement locks them: it comes to the next lane only for what is missing.
 -- Of a single job the partition is known before its row is looked for: to begin a look into each costs more than all else.
@@ -39,7 +40,8 @@ BEGIN
         spent := ARRAY(SELECT l = ANY (paused) FROM unnest(p_lanes) AS l);
     END IF;
     limited := EXISTS (SELECT FROM aioqueue.limits);
-    IF limited AND NOT (alone AND pg_column_size(p_key_floors) < 500) THEN
+    IF limited AND (NOT alone OR pg_column_size(p_key_floors) >= 500 OR EXISTS (
+        SELECT FROM aioqueue.limits l WHERE l.kind = ANY ('{task,key}') AND (l.paused OR l.max_running IS NOT NULL))) THEN
         RETURN QUERY SELECT * FROM aioqueue.claim_limited(
             p_worker, p_lanes, p_floor_vts, p_floor_ids, p_groups, p_shares, p_limit, p_key_floors, spent);
         RETURN;
@@ -52,10 +54,8 @@ BEGIN
                              WHERE l.lane = u.lane AND (l.vt, l.job_id) >= (u.vt, u.id) AND l.worker IS NULL
                              ORDER BY l.vt, l.job_id LIMIT p_limit FOR UPDATE SKIP LOCKED) y
              WHERE u.lane <> ALL (paused) LIMIT p_limit) x;
-        IF limited AND (rehearsed OR EXISTS (
-            SELECT FROM aioqueue.limits l WHERE l.kind = 'tenant' AND l.name = ANY (tenants) AND (l.paused OR l.max_running IS NOT NULL)
-            UNION ALL
-            SELECT FROM aioqueue.limits l WHERE l.kind = ANY ('{task,key}') AND (l.paused OR l.max_running IS NOT NULL) AND ids IS NOT NULL)) THEN
+        IF limited AND (rehearsed OR EXISTS (SELECT FROM aioqueue.limits l
+            WHERE l.kind = 'tenant' AND l.name = ANY (tenants) AND (l.paused OR l.max_running IS NOT NULL))) THEN
             RETURN QUERY SELECT * FROM aioqueue.claim_limited(
                 p_worker, p_lanes, p_floor_vts, p_floor_ids, p_groups, p_shares, p_limit, p_key_floors, spent);
             IF NOT rehearsed THEN
