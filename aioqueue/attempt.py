@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -20,9 +19,6 @@ from .task import TaskDefinition
 
 QUERY_CANCELED = "57014"
 """SQLSTATE of a statement that was ended."""
-
-_taking = threading.Lock()
-"""Held for a moment by whoever takes a run's outcome upon itself; one for all, since each job would pay for its own."""
 
 
 class Cause(Enum):
@@ -61,11 +57,11 @@ class Run:
     """Whether user code has looked, and knows that it is to stop."""
     timer: asyncio.TimerHandle | None = None
     """Set while its end is awaited for so long only."""
-    taken = False
-    """Whether somebody sees to its outcome already."""
 
     def __init__(self, job: Claimed) -> None:
         self.job = job
+        self._to_take = [True]
+        """Empty once somebody sees to its outcome: whatever threads try, one of them pops it."""
 
     def look(self) -> bool:
         """Answer user code that asks whether it is to stop."""
@@ -74,9 +70,16 @@ class Run:
 
     def take(self) -> bool:
         """Take it upon oneself to have the outcome recorded, from any thread; True for the first who asks, and only for him."""
-        with _taking:
-            first, self.taken = not self.taken, True
-        return first
+        try:
+            self._to_take.pop()
+        except IndexError:
+            return False
+        return True
+
+    @property
+    def taken(self) -> bool:
+        """Whether somebody sees to its outcome already."""
+        return not self._to_take
 
     def give_up_in(self, seconds: float, give_up: Callable[[Run], object]) -> None:
         """Call `give_up` once so much time has passed, unless the run is over."""

@@ -335,3 +335,17 @@ async def test_a_cancelled_trip_ends_its_statement_and_the_pipeline(conn: PoolCo
     with pytest.raises(asyncio.CancelledError):
         await task
     assert conn.closed or conn.pgconn.pipeline_status == PipelineStatus.OFF
+
+
+async def test_what_was_sent_along_and_is_refused_at_its_commit_was_not_sent(conn: PoolConnection) -> None:
+    await conn.execute("CREATE TEMP TABLE child (id integer UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    for values in (b"(1), (1)", b"(2)"):
+        along = Trip(conn)
+        along.add(b"INSERT INTO child VALUES " + values)
+        trip = Trip(conn, then=along)
+        trip.add(b"SELECT 1")
+        (answer,) = await trip.run(10)
+        assert answer.get_value(0, 0) == b"1"
+        assert len(along.answers) == 1
+        assert along.was_sent is (values == b"(2)")
+    assert await (await conn.execute("SELECT id FROM child")).fetchall() == [(2,)]
