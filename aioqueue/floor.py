@@ -20,7 +20,9 @@ LONG = 1.0
 """Seconds after which a running transaction is set aside, so that it holds no floor back."""
 TWICE, MANY = 0.04, 100
 """It is set aside as soon as two ticks have seen it, so many seconds apart, once this process has claimed so many jobs meanwhile:
-every claim would walk over those. Where fewer are claimed, waiting costs less than the job that it may leave being found late."""
+every claim would walk over those. Where fewer are claimed, waiting costs less than the job that it may leave being found late. Not for
+a floor that has not risen yet, as a process has it at its start: its claims walk over all that were ever taken and cannot be cleared
+away."""
 
 
 class Snapshot(NamedTuple):
@@ -54,6 +56,8 @@ class LaneFloor(Generic[T]):
     _first: dict[int, tuple[float, int, int]] = field(default_factory=dict)
     _aside: dict[int, int] = field(default_factory=dict)
     _reached: int = 0
+    _risen: bool = False
+    """Whether it has ever been answered, since it was made or reset."""
     _taken: int = 0
     """Jobs that this process had claimed when the place within one position of V was asked for the last time."""
 
@@ -75,6 +79,7 @@ class LaneFloor(Generic[T]):
     def reset(self) -> None:
         """Start from zero: the server was restarted or failed over, or the clock went back."""
         self.value, self.tie, self._armed, self.seen, self._reached = 0, None, None, 0, 0
+        self._risen = False
         self.lowered = True
         self._waiting.clear()
         self._first.clear()
@@ -101,7 +106,7 @@ class LaneFloor(Generic[T]):
             del self._first[xid]
         for xid in snapshot.running:
             since, taken_then, before = self._first.setdefault(xid, (now, taken, self.seen))
-            if now - since > (TWICE if taken - taken_then >= MANY else LONG):
+            if now - since > (LONG if self._risen and taken - taken_then < MANY else TWICE):
                 self._aside.setdefault(xid, before)
         oldest = min((xid for xid in snapshot.running if xid not in self._aside), default=snapshot.xmax)
         while self._waiting and self._waiting[0][0] <= oldest:
@@ -117,6 +122,7 @@ class LaneFloor(Generic[T]):
         """Take in what a tick found from `start` up to `asked`: its first visible ready row, or None."""
         if self._armed is None or asked > self._armed or start != self.start:
             return  # rewound meanwhile: the question is asked anew
+        self._risen = True
         if first is not None:
             self.value, self.tie = first
         else:

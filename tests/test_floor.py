@@ -200,8 +200,29 @@ def test_a_writer_that_never_ends_holds_nothing_back() -> None:
     assert max(run_long_writers(20, lasting=1e9, every=1e9, rate=1)[40:]) <= 3
 
 
-def test_where_little_is_claimed_the_job_of_a_short_transaction_is_found_at_its_commit() -> None:
+def risen() -> LaneFloor[int]:
+    """A floor as a worker has it that has served for a while."""
     floor: LaneFloor[int] = LaneFloor(0)
+    observe(floor, 50, 9)
+    observe(floor, 50, 10)
+    settle(floor, 50, 11)
+    assert floor.start == (51, 0)
+    return floor
+
+
+def test_at_its_start_a_process_does_not_wait_for_a_transaction_that_stays_open() -> None:
+    """Its first claims would walk over all that were taken while it is open."""
+    floor: LaneFloor[int] = LaneFloor(0)
+    floor.observe(100, Snapshot(20, frozenset({15})), 0.0)
+    floor.observe(100, Snapshot(21, frozenset({15})), 2 * TWICE)
+    assert floor.question == 100
+    floor.answer(floor.start, 100, None)
+    floor.observe(100, Snapshot(22, frozenset()), 3 * TWICE)
+    assert floor.start == (0, 0), "at its end what it has left is looked for"
+
+
+def test_where_little_is_claimed_the_job_of_a_short_transaction_is_found_at_its_commit() -> None:
+    floor = risen()
     observe(floor, 100, 20)
     for n in range(1, 10):
         floor.observe(100 + n, Snapshot(20 + n, frozenset({15})), n / 10, n)
@@ -211,7 +232,7 @@ def test_where_little_is_claimed_the_job_of_a_short_transaction_is_found_at_its_
 
 
 def test_where_much_is_claimed_no_claim_walks_over_it_for_long() -> None:
-    floor: LaneFloor[int] = LaneFloor(0)
+    floor = risen()
     observe(floor, 100, 20)
     floor.observe(100, Snapshot(21, frozenset({15})), 0.1, 0)
     floor.observe(100 + MANY, Snapshot(22, frozenset({15})), 0.1 + 2 * TWICE, MANY)
