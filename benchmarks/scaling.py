@@ -12,8 +12,8 @@ claims     of one and of 100, beside N jobs that have ended (in eight ranges of 
            nothing else; the lower quartile counts
 
 The promises: of waiting jobs 8 processes do more than 4, and each at least a quarter of its share; beside jobs that have ended,
-are scheduled, parked or run, and with many tenants, no claim takes more than 1.2 times as long, or as many buffers, as that of the
-empty queue. Exits with 1 where one is broken.
+are scheduled, parked or run, and with many tenants, no claim takes more than 1.2 times as long, or as many buffers, as that of
+the empty queue. Exits with 1 where one is broken.
 """
 
 from __future__ import annotations
