@@ -20,8 +20,8 @@ LONG = 1.0
 """Seconds after which a running transaction is set aside, so that it holds no floor back."""
 TWICE, MANY = 0.04, 100
 """It is set aside as soon as two ticks have seen it, so many seconds apart, once this process has claimed so many jobs meanwhile:
-every claim would walk over those. Where fewer are claimed, waiting costs less than the job that it may leave being found late; but
-not for a floor that has not risen yet: at its start a process walks over all that were taken and cannot be cleared away."""
+every claim would walk over those. Where fewer are claimed, waiting costs less than the job that it may leave being found late.
+But not for a floor that has not risen yet: at its start a process walks over all that were taken and cannot be cleared away."""
 
 
 class Snapshot(NamedTuple):
