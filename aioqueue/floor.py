@@ -105,7 +105,8 @@ class LaneFloor(Generic[T]):
             del self._first[xid]
         for xid in snapshot.running:
             since, taken_then, before = self._first.setdefault(xid, (now, taken, self.seen))
-            if now - since > (LONG if self._risen and taken - taken_then < MANY else TWICE):
+            soon = taken - taken_then >= MANY or (bool(self._waiting) and not self._risen)
+            if now - since > (TWICE if soon else LONG):
                 self._aside.setdefault(xid, before)
         oldest = min((xid for xid in snapshot.running if xid not in self._aside), default=snapshot.xmax)
         while self._waiting and self._waiting[0][0] <= oldest:

@@ -221,6 +221,14 @@ def test_at_its_start_a_process_does_not_wait_for_a_transaction_that_stays_open(
     assert floor.start == (0, 0), "at its end what it has left is looked for"
 
 
+def test_where_nothing_was_ever_claimed_nobody_is_set_aside_soon() -> None:
+    """There is nothing to rise to; a tick that waits for somebody's end would be followed by the next one at once."""
+    floor: LaneFloor[int] = LaneFloor(0)
+    for n in range(8):
+        observe(floor, 0, 20 + n, 15, now=n / 10)
+        assert floor.at_rest
+
+
 def test_where_little_is_claimed_the_job_of_a_short_transaction_is_found_at_its_commit() -> None:
     floor = risen()
     observe(floor, 100, 20)
