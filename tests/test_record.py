@@ -9,7 +9,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, sql
 
 from aioqueue import record
 from aioqueue.database import Database
@@ -318,7 +318,7 @@ class Hints:
 @pytest.fixture
 async def hints(at: Bench, database: PlainDatabase, schema: str) -> AsyncIterator[Hints]:
     async with await AsyncConnection.connect(database.dsn("worker"), autocommit=True) as ears:
-        await ears.execute(f"LISTEN {channel(schema, 'done')}")  # type: ignore[call-overload]
+        await ears.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel(schema, "done"))))
         hints = at.recorder._hints = Hints(ears)
         yield hints
 
