@@ -83,16 +83,14 @@ async def drain(server: kit.Server, contestant: Contestant, cache: Path, process
         await drivers[0].ask("setup")
         await drivers[0].ask("bulk", jobs)
         await asyncio.to_thread(kit.settle, dsn)
+        done, begin, before = [0], time.monotonic(), 0
         await asyncio.gather(*(driver.ask("work") for driver in drivers))
-        done, begin, end = [0], math.nan, math.nan
-        while math.isnan(end):
+        while sum(done) < jobs:
             await asyncio.sleep(LOOK)
             done = [(await driver.ask("idle"))["runs"] for driver in drivers]
-            if sum(done) and math.isnan(begin):
-                begin = time.monotonic()
-                before = sum(done)
-            if sum(done) >= jobs:
-                end = time.monotonic()
+            if not before and 0 < sum(done) < jobs:  # those that were all done by then are counted from the start
+                begin, before = time.monotonic(), sum(done)
+        end = time.monotonic()
     server.drop(dsn)
     return (jobs - before) / (end - begin), min(done) * processes / jobs
 

@@ -35,7 +35,7 @@ Main = Callable[[Sequence[str] | None], int]
         pytest.param(mixed_workload.main, "--minutes 0.05 --rate 50", ["jobs that wait"], marks=pytest.mark.slow),
         pytest.param(
             scaling.main,
-            "--jobs 100 --processes 2 --rows 100 --rounds 1 --tenants 100 --samples 2",
+            "--jobs 100 --waiting 100 --processes 2 --rows 100 --rounds 1 --tenants 100 --samples 2",
             ["processes", "finished", "parked"],
             marks=pytest.mark.slow,
         ),
