@@ -126,7 +126,7 @@ class Notifier:
             await self._wait()
             self.look()
             try:
-                if self._may_send:
+                if self._pause_left <= 0:
                     await self._send()
                 await self._ask()
             except (psycopg.Error, OSError):
@@ -151,13 +151,13 @@ class Notifier:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._event.wait()
-        if self._pending and (early := self._sent_at + DEBOUNCE - time.monotonic()) > 0:
-            await asyncio.sleep(early)
+        if self._pending and (seconds := self._pause_left) > 0:
+            await asyncio.sleep(seconds)
 
     @property
-    def _may_send(self) -> bool:
-        """Whether the pause is over: whoever has taken a hint meanwhile has begun it anew."""
-        return time.monotonic() >= self._sent_at + DEBOUNCE
+    def _pause_left(self) -> float:
+        """Seconds until the next notification may be sent: whoever takes a hint meanwhile begins the pause anew."""
+        return self._sent_at + DEBOUNCE - time.monotonic()
 
     def _end(self, watched: _Watched) -> None:
         key = watched.transaction.key

@@ -21,6 +21,7 @@ from aioqueue.pool_connection import sever
 from aioqueue.record import BATCH, Recorder
 from aioqueue.settings import PoolSettings
 from aioqueue.store import Store
+from aioqueue.testing.engine import Unheard
 from tests.kit import PATIENCE, Seen, session, until
 from tests.postgres import Database as PlainDatabase
 from tests.sql.engine import Session, changed, entry
@@ -54,16 +55,6 @@ class CountingStore(Store):
             self.after(conn)
             await conn.execute("SELECT 1")
         return states
-
-
-class Silent:
-    """Hints for nobody."""
-
-    def hint(self, kind: str) -> None:
-        pass
-
-    def take(self, kind: str) -> bool:
-        return False
 
 
 @dataclass
@@ -120,7 +111,7 @@ async def at(database: PlainDatabase, schema: str) -> AsyncIterator[Bench]:
         await pool.open()
         seen = Seen()
         store = CountingStore(schema)
-        recorder = Recorder(pool, store, Observers([seen]), capacity=300, hints=Silent())
+        recorder = Recorder(pool, store, Observers([seen]), capacity=300, hints=Unheard())
         yield Bench(engine, recorder, store, pool, seen, await engine.register(lease=600))
         await pool.close()
 

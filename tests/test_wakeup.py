@@ -181,9 +181,9 @@ async def test_who_takes_a_hint_while_the_timer_pauses_begins_the_pause_anew(
     monkeypatch.setattr(asyncio, "sleep", no_pause)
     await notifier._wait()
     monkeypatch.undo()
-    assert taken and (not notifier._may_send or time.monotonic() >= taken[0] + wakeup.DEBOUNCE)
+    assert taken and (notifier._pause_left > 0 or time.monotonic() >= taken[0] + wakeup.DEBOUNCE)
     async with asyncio.timeout(PATIENCE):
-        while not notifier._may_send:
+        while notifier._pause_left > 0:
             await notifier._wait()
 
 

@@ -47,8 +47,8 @@ UPDATE aioqueue.scheduled SET run_at = least(run_at, pg_catalog.clock_timestamp(
 """
 
 
-class _Unheard:
-    """Hints while the app is closed: nobody listens."""
+class Unheard:
+    """Hints while nobody listens, as of an app that is closed."""
 
     def hint(self, kind: Kind) -> None:
         """Send none."""
@@ -69,7 +69,7 @@ def compose(
         app,
         app.tasks,
         app.settings,
-        hints=app.notifier or _Unheard(),
+        hints=app.notifier or Unheard(),
         worker=WorkerSettings(concurrency=concurrency),
         middleware=faults.around(app.middleware),
         resources=resources,
