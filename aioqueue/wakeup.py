@@ -151,8 +151,8 @@ class Notifier:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._event.wait()
-        if self._pending and (seconds := self._pause_left) > 0:
-            await asyncio.sleep(seconds)
+        if self._pending and (early := self._pause_left) > 0:
+            await asyncio.sleep(early)
 
     @property
     def _pause_left(self) -> float:
