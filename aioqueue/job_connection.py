@@ -6,17 +6,24 @@ object then holds no connection any more. Opens and ends no transaction; open_tr
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from weakref import ref
 
-from psycopg import pq
+from psycopg import AsyncCursor, AsyncServerCursor, pq
+from psycopg._connection_base import BaseConnection
 from psycopg.abc import PQGen
 from psycopg.pq import TransactionStatus
-from psycopg.rows import tuple_row
+from psycopg.rows import TupleRow, tuple_row
 
 from .errors import TransactionViolation
 from .pool_connection import RV, PoolConnection
 
+# The members of an enum are looked up by code in Python: for each answer that would show.
+IDLE = int(TransactionStatus.IDLE)
 LEFT = "the task broke its transaction: it ended it by itself (COMMIT or ROLLBACK in SQL, PREPARE TRANSACTION)"
 
 
@@ -26,19 +33,35 @@ class JobConnection(PoolConnection):
     psycopg takes it for one inside of a `transaction()` block: commit, rollback and changes of mode are refused.
     """
 
+    # What most jobs never change stands in the class: to set it for each costs more.
+    _adapters = _tpc = _pipeline = _isolation_level = _read_only = _deferrable = None
+    _autocommit = True
+    _num_transactions = 1
+    _closed = False
+    _begin_statement = b""
+    left = False
+    """Whether user code has ended the transaction: then nothing runs on this object any more."""
+    closed_by_user = False
+    """Whether user code has called close()."""
+
     def __init__(self, pooled: PoolConnection, check: Callable[[], None]) -> None:
-        super().__init__(pooled.pgconn, tuple_row)
+        # What psycopg's own __init__ sets, and what makes that expensive: managers of prepared statements that nobody needs.
+        self.pgconn = pgconn = pooled.pgconn
+        self.row_factory = tuple_row
+        self.cursor_factory = AsyncCursor
+        self.server_cursor_factory = AsyncServerCursor
+        self.lock = asyncio.Lock()
+        self._notice_handlers = []
+        self._notify_handlers = []
+        self._notifies_backlog = deque()
+        mine: ref[BaseConnection[TupleRow]] = ref(self)
+        pgconn.notice_handler = partial(BaseConnection._notice_handler, mine)
+        pgconn.notify_handler = partial(BaseConnection._notify_handler, mine)
         # What the server has prepared is known to all that use this connection, one after the other.
-        self._prepared = pooled._prepared
-        self._limits = pooled._prepared.prepare_threshold, pooled._prepared.prepared_max
+        self._prepared = known = pooled._prepared
+        self._limits = known.prepare_threshold, known.prepared_max
         self._pooled = pooled
         self._check = check
-        self._autocommit = True
-        self._num_transactions = 1
-        self.left = False
-        """Whether user code has ended the transaction: then nothing runs on this object any more."""
-        self.closed_by_user = False
-        """Whether user code has called close()."""
 
     async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
         """Wait for the server, as psycopg does; what ends the transaction is the last that ever runs.
@@ -51,7 +74,7 @@ class JobConnection(PoolConnection):
         try:
             answer = await self._pooled.wait(gen, *args, **options)
         finally:
-            if self.pgconn.transaction_status == TransactionStatus.IDLE:
+            if self.pgconn.transaction_status == IDLE:
                 self.left = True
                 self.kill()
         if self.left:
@@ -78,10 +101,11 @@ class JobConnection(PoolConnection):
 
     def kill(self) -> None:
         """Take the connection away from it for good. What is under way ends as it will; all that comes after is refused."""
-        if self.pgconn is _closed():
+        pgconn = self.pgconn
+        if pgconn is _closed():
             return
         # Nobody reads notices and notifications of a pooled connection; psycopg would gather them for ever.
-        self.pgconn.notice_handler = self.pgconn.notify_handler = None
+        pgconn.notice_handler = pgconn.notify_handler = None
         self._prepared.prepare_threshold, self._prepared.prepared_max = self._limits
         self.pgconn = _closed()
         del self._pooled

@@ -32,8 +32,10 @@ and was closed under it, takes that number from the loop when it notices."""
 TAKE_OVER_SECONDS = 1.0
 """Seconds that another loop waits for the one that watches a socket."""
 
+# The members of an enum are looked up by code in Python: for each answer that would show.
 READABLE = int(Wait.R)
 READY = Ready.R
+OK = int(ConnStatus.OK)
 
 
 def sever(conn: AsyncConnection[Any] | Connection[Any]) -> None:
@@ -103,33 +105,34 @@ class PoolConnection(AsyncConnection[TupleRow]):
 
     async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
         """Wait for the server, as psycopg does; but that sets a timer for each answer, and tells the loop of its socket anew."""
-        socket = self.pgconn.socket
+        pgconn = self.pgconn
         loop = asyncio.get_running_loop()
         if self._answer is not None:
             raise psycopg.OperationalError("another statement waits for its answer on this connection")
         if args or options or self._is_of_another(loop):
             return await self._wait_slowly(gen, *args, **options)
         try:
+            socket = pgconn.socket
             state: Any = next(gen)
             if state == READABLE:
                 # What the generator calls (handlers of notices) finds the context of who waits.
                 self._gen, self._context = gen, contextvars.copy_context()
                 answer = self._answer = loop.create_future()
+                waits = _waits.add(self, LOOK_AGAIN)
                 try:
                     if self._watched_by is None:
                         self._watch(loop, socket)
-                    waits = _waits.add(self, LOOK_AGAIN)
-                    try:
-                        ended, state = await answer
-                    finally:
-                        waits.pop(self, None)
+                    ended, state = await answer
+                except BaseException:
+                    if answer.done() and not answer.cancelled():
+                        answer.exception()  # of a wait that is cancelled as its answer has come: nobody else looks
+                    raise
                 finally:
+                    waits.pop(self, None)
                     if self._answer is answer:
                         self._gen = self._context = self._answer = None
                     if self.stays_watched_by is not loop:
                         self.unwatch()
-                    if answer.done() and not answer.cancelled():
-                        answer.exception()  # of a wait that is cancelled as its answer has come: nobody else looks
                 if ended:
                     return state  # type: ignore[no-any-return]
         except StopIteration as ended_at_once:
@@ -142,7 +145,8 @@ class PoolConnection(AsyncConnection[TupleRow]):
         else:
             gen = _Going(gen, None, state)
         finally:
-            self._unwatch_if_lost()
+            if pgconn.status != OK:
+                self._unwatch_if_lost()
         return await self._wait_slowly(gen)
 
     def _watch(self, loop: asyncio.AbstractEventLoop, socket: int) -> None:
@@ -177,11 +181,12 @@ class PoolConnection(AsyncConnection[TupleRow]):
             else:
                 if state != READABLE:
                     self._answer.set_result((False, state))
-            self._unwatch_if_lost()
+            if self.pgconn.status != OK:
+                self._unwatch_if_lost()
 
     def _unwatch_if_lost(self) -> None:
         # libpq has closed the socket then, whose number another one may have from now on.
-        if self._watched_by is not None and self.pgconn.status != ConnStatus.OK:
+        if self._watched_by is not None and self.pgconn.status != OK:
             self.unwatch()
 
     def unwatch(self) -> None:
@@ -201,7 +206,8 @@ class PoolConnection(AsyncConnection[TupleRow]):
         return self._answer is not None
 
     def _is_of_another(self, loop: asyncio.AbstractEventLoop) -> bool:
-        return self._watched_by not in (None, loop) or self.stays_watched_by not in (None, loop)
+        watching, stays = self._watched_by, self.stays_watched_by
+        return (watching is not None and watching is not loop) or (stays is not None and stays is not loop)
 
     async def _take_over(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let the loop that watches the socket, another thread's or an earlier one, cease to before `loop` uses it."""

@@ -29,7 +29,6 @@ from .identity import MARKER, ROLE, Identity
 from .job import Claimed
 from .nested import Nesting
 from .pooler import SESSION
-from .reading import pairs
 from .session_check import check_engine
 from .session_driver import SET_BEFORE, Below, below
 from .session_factory import AUTOCOMMIT, EngineSession, engine_of
@@ -222,7 +221,7 @@ class OpenSession:
     async def finish(self, result: str) -> None:
         """Record success and commit, together; see OpenTransaction.finish."""
         self._guard.check()
-        expected = pairs(self._terms.expected(self._role, self._user))
+        expected = self._terms.expected(self._role, self._user)
         self._guard.last = partial(self._send_last, (*self._job.fence, expected, result))
         try:
             async with self._as_runtime(self._settings.pool.deadline):

@@ -19,6 +19,7 @@ from .database import Database
 from .errors import InvalidResult, LeaseLost, TransactionViolation
 from .identity import MARKER, ROLE, Identity
 from .job import Claimed
+from .reading import pairs
 from .settings import Settings
 from .store import NOT_OWNED, REFUSED, VIOLATION, Store
 
@@ -45,6 +46,17 @@ def _limits(seconds: float, lease: float, rollback: float, server_version: int) 
     return values
 
 
+@lru_cache(maxsize=100)
+def _common(role: str, user: str | None, user_role: str | None) -> str:
+    """Return the settings that one job after the other is to leave as they are; `user_role`: the one that user code has."""
+    values = {"row_security": "on", "role": role}
+    if user is not None:
+        values["session_authorization"] = user
+    if user_role is not None:
+        values[ROLE] = user_role
+    return pairs(values)
+
+
 class Terms:
     """Those of one transaction of one job."""
 
@@ -56,19 +68,21 @@ class Terms:
         self.settings = settings
         self.marker = f"{job.worker}:{job.attempt}:{_PROCESS}:{next(_numbers)}"
 
-    def local_settings(self, seconds: float, *, server_version: int) -> dict[str, str]:
-        """What is set for the transaction, before anything else; `seconds` is what is left of the job's time limit."""
-        limits = _limits(seconds, self.settings.lease.lease, self.settings.limits.rollback, server_version)
-        return {**self.identity.settings, MARKER: self.marker, **limits}
+    def limits(self, seconds: float, *, server_version: int) -> Mapping[str, str]:
+        """Return what limits the transaction on the server; `seconds` is what is left of the job's time limit."""
+        return _limits(seconds, self.settings.lease.lease, self.settings.limits.rollback, server_version)
 
-    def expected(self, role: str, user: str | None) -> dict[str, str]:
-        """Every setting that must be at the end as it was at the beginning; `role` and `user` are those that it began under."""
-        expected = {**self.identity.settings, MARKER: self.marker, "row_security": "on", "role": role}
-        if user is not None:
-            expected["session_authorization"] = user
-        if self.identity.role is not None:
-            expected[ROLE] = self.identity.role
-        return expected
+    def local_settings(self, seconds: float, *, server_version: int) -> dict[str, str]:
+        """What is set for the transaction, before anything else."""
+        return {**self.identity.settings, MARKER: self.marker, **self.limits(seconds, server_version=server_version)}
+
+    def expected(self, role: str, user: str | None) -> str:
+        """Every setting that must be at the end as it was at the beginning, as finish and confirm take them.
+
+        `role` and `user` are those that it began under.
+        """
+        own = pairs({**self.identity.settings, MARKER: self.marker})
+        return f"{own[:-1]},{_common(role, user, self.identity.role)[1:]}"
 
 
 def refusal_of_end(job: Claimed, error: Exception, sqlstate: str | None, message: str, *, of_result: bool = True) -> Exception:

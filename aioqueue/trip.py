@@ -7,13 +7,15 @@ prepared here stands among psycopg's own prepared statements, so that both know 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from uuid import UUID
 
 import psycopg
 from psycopg.abc import PQGen
 from psycopg.errors import error_from_result
-from psycopg.generators import fetch_many, send
+from psycopg.generators import send
 from psycopg.pq import ExecStatus, Format
 from psycopg.pq.abc import PGconn, PGresult
+from psycopg.waiting import Wait
 
 from .overdue import Overdue
 from .pool_connection import PoolConnection, sever
@@ -25,6 +27,8 @@ Key = tuple[bytes, tuple[int, ...]]
 _DONE = frozenset((int(ExecStatus.COMMAND_OK), int(ExecStatus.TUPLES_OK)))
 _SYNC = int(ExecStatus.PIPELINE_SYNC)
 
+LOST = "the connection was lost before the server's answer"
+
 _trips: Overdue[PoolConnection] = Overdue(sever)
 
 
@@ -34,6 +38,22 @@ def wired(text: str) -> bytes:
     return "".join([first, *(f"${n}{rest}" for n, rest in enumerate(others, 1))]).encode()
 
 
+def _sent(value: object) -> bytes | None:
+    if type(value) is str:
+        return value.encode()
+    if type(value) is UUID:
+        return value.hex.encode()  # without the dashes, which take most of the time
+    return None if value is None else str(value).encode()
+
+
+def _arrival(pgconn: PGconn) -> PQGen[None]:
+    """Wait until a result is there whole. Most often all have come at once, for which psycopg's generators do too much."""
+    while pgconn.is_busy():
+        while not (yield Wait.R):
+            pass
+        pgconn.consume_input()
+
+
 class Trip:
     """The statements of one round trip, in order; after the first that fails no other is run."""
 
@@ -41,7 +61,7 @@ class Trip:
         """`answers`: in which format the server sends them."""
         self._conn = conn
         self._format = answers
-        self._calls: list[tuple[bytes, list[bytes | None], bool]] = []
+        self._calls: list[tuple[bytes, list[bytes | None] | None, bool]] = []
         self._new: list[Key] = []
         """The keys of what is prepared on the way, while it is not known to be."""
         self.prepared = 0
@@ -59,8 +79,7 @@ class Trip:
 
     def add(self, text: bytes, values: Iterable[object] = (), *, prepare: bool = False) -> int:
         """Add a statement, to be prepared on the server if the connection prepares any; its place among the answers."""
-        sent = [v.encode() if type(v) is str else None if v is None else str(v).encode() for v in values]
-        self._calls.append((text, sent, prepare))
+        self._calls.append((text, [_sent(value) for value in values] if values else None, prepare))
         return len(self._calls) - 1
 
     async def run(self, seconds: float | None) -> list[PGresult]:
@@ -99,7 +118,7 @@ class Trip:
             sent.append(False)
         for text, values, prepare in self._calls:
             if not prepare or known.prepare_threshold is None:
-                pgconn.send_query_params(text, values or None, result_format=self._format)
+                pgconn.send_query_params(text, values, result_format=self._format)
             else:
                 key: Key = (text, ())
                 name = known._names.get(key)
@@ -111,7 +130,7 @@ class Trip:
                     sent.append(key)
                 else:
                     known._names.move_to_end(key)
-                pgconn.send_query_prepared(name, values or None, result_format=self._format)
+                pgconn.send_query_prepared(name, values, result_format=self._format)
             sent.append(True)
         self.prepared = len(known._names)
         pgconn.pipeline_sync()
@@ -119,20 +138,42 @@ class Trip:
 
     def _read(self, pgconn: PGconn, sent: list[Key | bool]) -> PQGen[None]:
         for what in sent:
-            results = yield from fetch_many(pgconn)
-            if not results:
-                raise psycopg.OperationalError("the connection was lost before the server's answer")
-            if results[-1].status not in _DONE:
-                self.error = self.error or error_from_result(results[-1])
+            last: PGresult | None = None
+            while True:
+                if pgconn.is_busy():
+                    yield from _arrival(pgconn)
+                result = pgconn.get_result()
+                if result is None:
+                    break
+                last = result
+            if last is None:
+                raise psycopg.OperationalError(LOST)
+            if last.status not in _DONE:
+                self.error = self.error or error_from_result(last)
             elif isinstance(what, tuple):
                 self._new.remove(what)
             elif what:
-                self.answers.append(results[-1])
-        # What stood in no transaction is committed by the sync itself, and may be refused only then.
-        while (results := (yield from fetch_many(pgconn))) and results[-1].status != _SYNC:
-            self.error = self.error or error_from_result(results[-1])
-        if not results:
-            raise self.error or psycopg.OperationalError("the connection was lost before the server's answer")
+                self.answers.append(last)
+        yield from self._read_sync(pgconn)
+        while pgconn.notifies():
+            pass  # to nobody: the runtime listens on a connection of its own
         if self.error is not None:
             for key in self._new:
                 self._conn._prepared._names.pop(key, None)
+
+    def _read_sync(self, pgconn: PGconn) -> PQGen[None]:
+        # What stood in no transaction is committed by the sync itself, and may be refused only then.
+        refused = False
+        while True:
+            if pgconn.is_busy():
+                yield from _arrival(pgconn)
+            result = pgconn.get_result()
+            if result is None:
+                if not refused:
+                    raise self.error or psycopg.OperationalError(LOST)
+                refused = False
+            elif result.status == _SYNC:
+                return
+            else:
+                self.error = self.error or error_from_result(result)
+                refused = True

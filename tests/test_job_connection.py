@@ -11,7 +11,9 @@ import pytest
 from psycopg import AsyncConnection
 
 from aioqueue import JobContext, JobTransaction
+from aioqueue.job_connection import JobConnection
 from aioqueue.outcome import Failed, Reason
+from aioqueue.pool_connection import PoolConnection
 from tests.kit import Bench, passed, until
 from tests.shop import add_probe, assert_clean, notes, write
 from tests.sql.engine import Session
@@ -421,3 +423,14 @@ async def test_a_connection_that_user_code_closes_fails_the_job(at: Bench, shop:
     assert "closed its connection" in outcome.error.message
     assert await notes(shop) == []
     await assert_clean(at, found)
+
+
+async def test_it_has_whatever_a_connection_of_psycopg_has(worker_dsn: str) -> None:
+    """It is not made by psycopg's own __init__, to which a later release may add."""
+    async with await PoolConnection.connect(worker_dsn, autocommit=True) as pooled:
+        plain: AsyncConnection[Any] = AsyncConnection(pooled.pgconn)
+        plain._pool = None  # so that it warns nobody of not having been closed
+        given = JobConnection(pooled, lambda: None)
+        for name, value in vars(plain).items():
+            assert name == "_pool" or type(getattr(given, name)) is type(value), name
+        given.kill()

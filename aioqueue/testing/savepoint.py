@@ -21,7 +21,6 @@ from aioqueue.job_connection import LEFT, JobConnection
 from aioqueue.nested import Nesting, OnConnection
 from aioqueue.open_transaction import check_end
 from aioqueue.pool_connection import PoolConnection
-from aioqueue.reading import pairs
 from aioqueue.settings import Settings
 from aioqueue.store import Store
 from aioqueue.terms import Terms, refusal_of_end
@@ -114,7 +113,7 @@ class SavepointTransaction:
         try:
             if terms.identity.role is not None:
                 await self._store.leave_role(self._conn, self._role, seen=ROLE)
-            await self._store.execute(self._conn, statement, (*terms.job.fence, pairs(expected), *result))
+            await self._store.execute(self._conn, statement, (*terms.job.fence, expected, *result))
         except psycopg.Error as error:
             raise refusal_of_end(terms.job, error, error.sqlstate, str(error)) from None
         await run_statement(self._conn, f"RELEASE SAVEPOINT {POINT}")
