@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -23,6 +24,43 @@ pytestmark = pytest.mark.anyio
 ODD = 'My "Jobs'
 ALL = tuple(f"{m.version:04d}_{m.name}" for m in migrations())
 Create = Callable[[], Database]
+SIGNATURES = Path(__file__).with_name("function_signatures.txt")
+"""What each function takes and returns now."""
+CHANGED = (
+    "beat(bigint, double precision, integer)",
+    "check_transaction(jsonb)",
+    "check_transaction(text, text, text)",
+    "claim(bigint, bigint[], bigint[], uuid[], integer[], integer)",
+    "claim(bigint, bigint[], bigint[], uuid[], integer[], integer[], integer)",
+    "confirm(bigint, bigint, bigint, uuid, integer, jsonb)",
+    "confirm(bigint, bigint, bigint, uuid, integer, text, text, text)",
+    "enqueue(text, jsonb, text, text, integer, interval, timestamptz, integer, uuid)",
+    "enqueue_alike(jsonb)",
+    "enqueue_alike(jsonb, uuid[], text)",
+    "finish(bigint, bigint, bigint, uuid, integer, jsonb, jsonb)",
+    "finish(bigint, bigint, bigint, uuid, integer, jsonb, jsonb, text[], boolean)",
+    "finish(bigint, bigint, bigint, uuid, integer, text, text, text, jsonb)",
+    "make_ranges(double precision, integer)",
+    "next_tag(bigint, text)",
+    "next_tag(bigint, text, bigint)",
+    "park_tenant(text, integer)",
+    "record(bigint, jsonb)",
+    "register_worker(bigint, text, integer, text, text[], integer, double precision, jsonb)",
+    "rescue(bigint, integer)",
+    "rescue(bigint, integer, jsonb, jsonb)",
+    "rescue_orphans(integer)",
+    "return_job(aioqueue.live, text, text, text, text, double precision, boolean, text)",
+    "scrub()",
+    "settle_limits(boolean)",
+    "step(text)",
+    "sweep_parked(integer, bigint[])",
+    "sweep_parked(integer, bigint[], boolean)",
+    "tick(bigint, bigint[], bigint[], bigint[], uuid[], bigint[], timestamptz, timestamptz)",
+    "unknown_claims(bigint, uuid[])",
+    "unpark_freed(bigint[])",
+    "unpark_key(bigint, integer, bigint, bigint, integer)",
+)
+"""What each took in some version before, of those that have changed since: their parameters, or only what they return."""
 
 
 @asynccontextmanager
@@ -78,6 +116,35 @@ async def test_twenty_processes_at_once(fresh_database: Create, level: str) -> N
     befores = await asyncio.gather(*(migrate.migrate(database.dsn("owner")) for _ in range(20)))
     assert sorted(before.version for before in befores) == [0] + [migrate.code_version()] * 19
     assert await count(database, "aioqueue") == (len(functions()), len(migrations()))
+
+
+async def test_what_earlier_versions_have_left_stands_in_nobody_s_way(fresh_database: Create) -> None:
+    """A function of other parameters beside that of now makes calls ambiguous; what one returns cannot be changed in place."""
+    database = fresh_database()
+    await migrate.migrate(database.dsn("owner"))
+    async with connected(database) as conn:
+        await conn.execute("DELETE FROM aioqueue.schema_version WHERE version > 14")
+        for old in CHANGED:
+            await conn.execute(f"DROP FUNCTION IF EXISTS aioqueue.{old}".encode())
+            await conn.execute(
+                f"CREATE FUNCTION aioqueue.{old} RETURNS TABLE (earlier integer) LANGUAGE sql AS 'SELECT 1'".encode()
+            )
+    before = await migrate.migrate(database.dsn("owner"))
+    assert (before.version, before.fits) == (14, False)
+    assert await count(database, "aioqueue") == (len(functions()), len(migrations()))
+
+
+async def test_a_function_that_takes_or_returns_something_else_is_known_to_have_changed(fresh_database: Create) -> None:
+    """If this fails: drop the function as it was in the new migration, add it to CHANGED, then write the list anew."""
+    database = fresh_database()
+    await migrate.migrate(database.dsn("owner"))
+    async with connected(database) as conn:
+        cursor = await conn.execute(
+            "SELECT p.oid::regprocedure || ' returns ' || pg_catalog.pg_get_function_result(p.oid) FROM pg_catalog.pg_proc p"
+            " WHERE p.pronamespace = 'aioqueue'::regnamespace ORDER BY 1"
+        )
+        found = [line for (line,) in await cursor.fetchall()]
+    assert sorted(found) == sorted(SIGNATURES.read_text("utf-8").splitlines())
 
 
 async def test_a_migration_that_fails_leaves_nothing(fresh_database: Create, monkeypatch: pytest.MonkeyPatch) -> None:
