@@ -395,6 +395,18 @@ async def test_a_busy_worker_goes_on_beside_a_ready_suspect_and_runs_it_alone_in
     assert beside == [1]
 
 
+async def test_an_idle_worker_runs_suspects_one_after_the_other_without_a_poll(make_app: MakeApp, boss: Session) -> None:
+    app = make_app(worker=WorkerSettings(poll=3600))
+    async with app, app.worker():
+        jobs = await app.get("add").options(delay=3600).enqueue_many([{"a": n} for n in range(5)])
+        await boss.rows(
+            "WITH gone AS (DELETE FROM aioqueue.scheduled RETURNING job_id)"
+            " INSERT INTO aioqueue.live (lane, vt, job_id, tenant, attempt, spared) SELECT %s, 1, job_id, '', 2, 0 FROM gone",
+            lane("default", SUSPECT),
+        )
+        assert [await job.result(30) for job in jobs] == [1, 2, 3, 4, 5]
+
+
 async def test_drain_does_not_end_before_the_suspects_are_run(make_app: MakeApp, boss: Session, seen: Seen) -> None:
     app = make_app()
     async with app:

@@ -101,8 +101,10 @@ class Maintenance:
         """One round; returns the seconds until the next."""
         tick = await self._ticker.tick()
         went_back, self._went_back = self._went_back, self._floors.take_lowered()
-        if self._went_back:
-            self._look()  # every worker sees it by itself; its hint came when the floor still lay above
+        if self._went_back or self._floors.suspect_ready:
+            # Every worker sees both by itself. The hint of a job that came below the floor came too soon, and of a suspect
+            # nobody gives another when the one before it has ended.
+            self._look()
         if tick.cancelled:
             self._cancel(tick.cancelled)
         if tick.next_due is not None and tick.next_due <= tick.clock and await self._promoter.promote(self._ticker.due_from()):
