@@ -115,10 +115,10 @@ class PoolConnection(AsyncConnection[TupleRow]):
             socket = pgconn.socket
             state: Any = next(gen)
             if state == READABLE:
+                waits = _waits.add(self, LOOK_AGAIN)
                 # What the generator calls (handlers of notices) finds the context of who waits.
                 self._gen, self._context = gen, contextvars.copy_context()
                 answer = self._answer = loop.create_future()
-                waits = _waits.add(self, LOOK_AGAIN)
                 try:
                     if self._watched_by is None:
                         self._watch(loop, socket)

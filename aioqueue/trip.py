@@ -155,8 +155,6 @@ class Trip:
             elif what:
                 self.answers.append(last)
         yield from self._read_sync(pgconn)
-        while pgconn.notifies():
-            pass  # to nobody: the runtime listens on a connection of its own
         if self.error is not None:
             for key in self._new:
                 self._conn._prepared._names.pop(key, None)
@@ -167,6 +165,10 @@ class Trip:
         while True:
             if pgconn.is_busy():
                 yield from _arrival(pgconn)
+            # To nobody: the runtime listens on a connection of its own. Not later: with the sync taken, libpq would take the last
+            # words of a server that has ended the connection since for a notice, and nobody would be told why.
+            while pgconn.notifies():
+                pass
             result = pgconn.get_result()
             if result is None:
                 if not refused:

@@ -326,6 +326,18 @@ async def test_an_answer_that_lies_ready_when_something_has_blocked_the_loop_cos
     assert await (await conn.execute("SELECT 2")).fetchone() == (2,)
 
 
+async def test_a_server_that_ends_the_connection_while_something_blocks_the_loop_is_asked_why(conn: PoolConnection) -> None:
+    trip = Trip(conn)
+    trip.add(b"BEGIN")
+    trip.add(b"SET LOCAL idle_in_transaction_session_timeout = 50")
+    under_way = asyncio.create_task(trip.run(10))
+    await asyncio.sleep(0)  # it is sent
+    time.sleep(0.5)  # noqa: ASYNC251 - meanwhile its answers come, and the end of the connection
+    await under_way
+    with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
+        await conn.execute("SELECT 1")
+
+
 async def test_a_cancelled_trip_ends_its_statement_and_the_pipeline(conn: PoolConnection) -> None:
     trip = Trip(conn)
     trip.add(b"SELECT pg_sleep(1000)")
