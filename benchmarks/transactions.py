@@ -8,12 +8,15 @@ recorded  the same, of jobs, by hand: the least that keeps a job's success and i
           writes its outcome. No functions, no result, nothing checked, nothing cleaned
 aioqueue  jobs of a task with a JobTransaction, over as many connections: claim, the same query in the job's tenant, the fenced
           finish in the same commit, and what a job may have left on the connection taken off again
+bare      the same, but a job's transaction begins with its tenant alone and ends with the statement of `recorded` and COMMIT. What it
+          lacks is what checks and cleaning cost: no limits of time on the server, no look whether the task has changed tenant, role
+          or transaction, nothing of it taken off the connection. Not for use: it tells that cost from the runtime's own
 read      the query counts its tenant's invoices: the loop writes nothing, and its COMMIT waits for no disk; a job's outcome does
 write     the query adds a row for its tenant, as the work of most jobs does: COMMIT waits for the disk in all
 
 Rounds are interleaved. Beside the rate stands what the client's process takes of the processor for one, which decides the rate
 where the server has a processor of its own; other work on the machine changes it least. The promise is 0.8 of the loop's rate
-with each query; exits with 1 below it. What `recorded` has of that rate is what nobody's jobs could have more of.
+with each query; exits with 1 below it. What `recorded` has of that rate is what jobs have by hand, statement after statement.
 """
 
 from __future__ import annotations
@@ -25,13 +28,17 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, LiteralString, NamedTuple
+from unittest.mock import patch
 
 from psycopg import AsyncConnection
 
-from aioqueue import AioQueue, JobTransaction, PoolSettings, migrate
+from aioqueue import AioQueue, JobTransaction, PoolSettings, migrate, transaction
 from aioqueue.database import RESERVED
 from aioqueue.job import lane, new_job_id
+from aioqueue.open_transaction import OpenTransaction
+from aioqueue.pool_connection import PoolConnection
 from aioqueue.store import Store
+from aioqueue.trip import Trip
 
 from . import kit
 from .mixed_jobs import NewJob, enqueue_many
@@ -58,7 +65,38 @@ WITH gone AS (
 INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, started_at, finished_at)
 SELECT job_id, 'succeeded', attempt, spared, claimed_at, clock_timestamp() FROM gone
 """
+BEGIN_BARE = b"SELECT pg_catalog.current_setting('role'), pg_catalog.set_config('app.tenant', $1, true)"
+RECORD_BARE = b"""
+WITH gone AS (
+    DELETE FROM aioqueue.live WHERE lane = $1 AND vt = $2 AND job_id = $3 AND attempt = $4 AND worker = $5
+    RETURNING job_id, attempt, spared, claimed_at)
+INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, started_at, finished_at)
+SELECT job_id, 'succeeded', attempt, spared, $6, claimed_at, clock_timestamp() FROM gone
+"""
 PROMISE = 0.8
+
+
+class Bare(OpenTransaction):
+    """See above."""
+
+    def _prepare_beginning(self, conn: PoolConnection) -> Trip:
+        self._conn = conn
+        trip = self._beginning = Trip(conn)
+        trip.add(b"BEGIN", prepare=True)
+        trip.add(BEGIN_BARE, [self._job.tenant], prepare=True)
+        return trip
+
+    async def _end(self, statement: str, *result: str) -> BaseException | None:
+        self._check_status()
+        worker, *fence = self._job.fence
+        trip = Trip(self._conn)
+        trip.add(RECORD_BARE, [*fence, worker, *result], prepare=True)
+        trip.add(b"COMMIT", prepare=True)
+        self._follow(trip)
+        (recorded, *_) = await trip.run(self._settings.pool.deadline)
+        assert recorded.command_tuples == 1  # else another has the job, in a benchmark
+        self._ended = True
+        return None
 
 
 class Measured(NamedTuple):
@@ -167,6 +205,12 @@ async def by_jobs(dsn: str, connections: int, jobs: int, query: LiteralString = 
         return since(began[0], jobs)
 
 
+async def by_bare_jobs(dsn: str, connections: int, jobs: int, query: LiteralString = QUERIES["read"]) -> Measured:
+    """Jobs that are neither checked nor cleaned after."""
+    with patch.object(transaction, "OpenTransaction", Bare):
+        return await by_jobs(dsn, connections, jobs, query)
+
+
 async def measure(
     dsn: str, rounds: int, connections: int, jobs: int, queries: Sequence[str]
 ) -> dict[tuple[str, str], list[Measured]]:
@@ -174,7 +218,7 @@ async def measure(
     await migrate.migrate(dsn)
     async with await AsyncConnection.connect(dsn, autocommit=True) as conn:
         await conn.execute(TABLES)
-    ways = {"by hand": by_hand, "recorded": recorded, "aioqueue": by_jobs}
+    ways = {"by hand": by_hand, "recorded": recorded, "aioqueue": by_jobs, "bare": by_bare_jobs}
     found: dict[tuple[str, str], list[Measured]] = {(query, name): [] for query in queries for name in ways}
     for turn in range(rounds):
         for query in queries:
