@@ -8,9 +8,10 @@ recorded  the same, of jobs, by hand: the least that keeps a job's success and i
           writes its outcome. No functions, no result, nothing checked, nothing cleaned
 aioqueue  jobs of a task with a JobTransaction, over as many connections: claim, the same query in the job's tenant, the fenced
           finish in the same commit, and what a job may have left on the connection taken off again
-bare      the same, but a job's transaction begins with its tenant alone and ends with the statement of `recorded` and COMMIT. What it
-          lacks is what checks and cleaning cost: no limits of time on the server, no look whether the task has changed tenant, role
-          or transaction, nothing of it taken off the connection. Not for use: it tells that cost from the runtime's own
+bare      the same, but a job's transaction begins with its tenant alone, and ends with the statement of `recorded` and COMMIT.
+          What it lacks is what checks and cleaning cost: no limits of time on the server, no look whether the task has changed
+          its tenant, role or transaction, nothing of it taken off the connection. Not for use: it tells that cost from the
+          runtime's own
 read      the query counts its tenant's invoices: the loop writes nothing, and its COMMIT waits for no disk; a job's outcome does
 write     the query adds a row for its tenant, as the work of most jobs does: COMMIT waits for the disk in all
 
