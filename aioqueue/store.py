@@ -2,20 +2,20 @@
 
 The SQL behind them stands in sql/functions/, one file per operation, whose header says what holds. `Store` only binds the
 schema's name and turns rows into nouns. It runs no loop, opens no connection and decides nothing. Its bases have the limits
-(limit_store.py) and what people read (reading.py).
+(limit_store.py), what is done in a job's own transaction (transaction_store.py) and what people read (reading.py).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Any, LiteralString, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
-from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, adapters, sql
+from psycopg import AsyncConnection, Connection, Cursor, adapters
 from psycopg.adapt import Transformer
 from psycopg.pq import Format, PipelineStatus
 from psycopg.rows import TupleRow, tuple_row
@@ -26,8 +26,9 @@ from .limit_store import LimitStore
 from .new_jobs import NewJobs
 from .pool_connection import PoolConnection
 from .pooler import SharedConnection, execute_all, execute_in_thread
-from .reading import array, pairs
+from .reading import array
 from .states import Progress
+from .transaction_store import TransactionStore
 from .trip import Trip
 
 WORKER_DEAD = "AQ001"
@@ -70,12 +71,7 @@ _CALLS = {
     "prune_default": "SELECT aioqueue.prune_default(%s::double precision, %s::double precision, %s::integer)",
     "record": "SELECT * FROM aioqueue.record(%s::bigint, %s::text::jsonb, %s::uuid[], %s::bigint[], %s::bigint[],"
     " %s::integer[], %s::text::jsonb)",
-    "finish": "SELECT aioqueue.finish(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer, NULL,"
-    " p_settings => %s::pg_catalog.text::pg_catalog.text[], p_result => %s::pg_catalog.text::pg_catalog.jsonb)",
-    "read_back": "SELECT aioqueue.read_back(%s::bigint, %s::bigint, %s::bigint, %s::uuid, %s::integer)",
     "unknown_claims": "SELECT * FROM aioqueue.unknown_claims(%s::bigint)",
-    "confirm": "SELECT aioqueue.confirm(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer, NULL,"
-    " p_settings => %s::pg_catalog.text::pg_catalog.text[])",
     "register_worker": "SELECT aioqueue.register_worker(%s::bigint, %s::text, %s::integer, %s::text, %s::text[], %s::integer,"
     " %s::double precision, %s::text::jsonb, %s::integer)",
     "beat": "SELECT aioqueue.beat(%s::bigint, %s::double precision, %s::integer, %s::text[])",
@@ -92,7 +88,6 @@ _CALLS = {
     " LEFT JOIN LATERAL aioqueue.follow("
     "CASE WHEN s.state OPERATOR(pg_catalog.=) 'running' THEN ARRAY[s.id] ELSE '{}' END, ARRAY[NULL]::text[]) f ON true",
     "notify": "SELECT aioqueue.notify(%s::text)",
-    "scrub": "SELECT aioqueue.scrub()",
 }
 
 
@@ -171,12 +166,6 @@ def _ended(row: Sequence[Any]) -> EndedJob:
 _position = attrgetter("vt", "job_id")
 
 
-async def _select(conn: AsyncConnection[Any], columns: Sequence[LiteralString], params: Sequence[str]) -> AsyncCursor[TupleRow]:
-    # Rows are tuples and parameters %s, whatever the caller's own cursors make of them.
-    cursor = AsyncCursor(conn, row_factory=tuple_row)
-    return await cursor.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(map(sql.SQL, columns))), params)
-
-
 def _batch(
     worker: int, outcomes: Sequence[str], succeeded: Sequence[Claimed] = (), results: Sequence[str] = ()
 ) -> tuple[object, ...]:
@@ -193,7 +182,7 @@ def _batch(
     )
 
 
-class Store(LimitStore):
+class Store(LimitStore, TransactionStore):
     """The operations, bound to one schema."""
 
     def __init__(self, schema: str) -> None:
@@ -357,58 +346,10 @@ class Store(LimitStore):
         rows = await self._rows(conn, "record", _batch(worker, outcomes, succeeded, results), hint=hint)
         return None if rows and rows[0][0] is None else dict(rows)
 
-    async def finish(self, conn: AsyncConnection[Any], job: Claimed, *, expected: Mapping[str, str], result: str) -> None:
-        """Record success in the job's own transaction; psycopg.Error with SQLSTATE AQ002 or AQ003 when it must not commit.
-
-        `expected`: the settings that must be as they were when it began.
-        """
-        await self.execute(conn, "finish", (*job.fence, pairs(expected), result))
-
-    async def confirm(self, conn: AsyncConnection[Any], job: Claimed, *, expected: Mapping[str, str]) -> None:
-        """Hold the job for this worker until the commit; psycopg.Error with SQLSTATE AQ002 or AQ003. `expected` as in finish."""
-        await self.execute(conn, "confirm", (*job.fence, pairs(expected)))
-
-    async def read_back(self, conn: AsyncConnection[Any], job: Claimed) -> str:
-        """After a commit without an answer: 'succeeded', 'ours' (it did not commit) or 'lost'."""
-        return str(await self._value(conn, "read_back", *job.fence))
-
     async def unknown_claims(self, conn: AsyncConnection[Any], *, worker: int) -> list[Claimed]:
         """What this worker runs by the rows of live; only fence, tenant and keys are filled in. Scans live."""
         cursor = await self.execute(conn, "unknown_claims", (worker,))
         return [Claimed(worker=worker, **dict(zip(_FENCE, row, strict=True)), **_NO_FACTS) for row in await cursor.fetchall()]
-
-    async def get_settings(self, conn: AsyncConnection[Any], names: Sequence[str]) -> AsyncCursor[TupleRow]:
-        """Read settings as the session has them now, in one row; NULL: it has no value."""
-        return await _select(conn, ["pg_catalog.current_setting(%s, true)" for _ in names], names)
-
-    async def set_local(self, conn: AsyncConnection[Any], values: Mapping[str, str]) -> AsyncCursor[TupleRow]:
-        """Set settings for the current transaction only; the first column of its row is the role as it is."""
-        return await _select(
-            conn,
-            ["pg_catalog.current_setting('role')", *("pg_catalog.set_config(%s, %s, true)" for _ in values)],
-            [part for pair in values.items() for part in pair],
-        )
-
-    async def switch_local(
-        self, conn: AsyncConnection[Any], names: Sequence[str], values: Mapping[str, str]
-    ) -> Sequence[str | None]:
-        """Read settings, then set others for the current transaction; one statement, since others may be in a queue for it."""
-        cursor = AsyncCursor(conn, row_factory=tuple_row)
-        statement = sql.SQL("SELECT s.*, {} FROM (SELECT {} OFFSET 0) s").format(
-            sql.SQL(", ").join([sql.SQL("pg_catalog.set_config(%s, %s, true)")] * len(values)),
-            sql.SQL(", ").join([sql.SQL("pg_catalog.current_setting(%s, true)")] * len(names)),
-        )
-        await cursor.execute(statement, [part for pair in values.items() for part in pair] + list(names))
-        return (await cursor.fetchone() or ())[: len(names)]
-
-    async def set_role(self, conn: AsyncConnection[Any], role: str) -> None:
-        """Take a role for the rest of the transaction (SET LOCAL ROLE); 'none' is the session's user."""
-        await _select(conn, ["pg_catalog.set_config('role', %s, true)"], [role])
-
-    async def leave_role(self, conn: AsyncConnection[Any], role: str, *, seen: str) -> None:
-        """Take another role for the rest of the transaction, and keep in setting `seen` the one that it was."""
-        await _select(conn, ["pg_catalog.set_config(%s, pg_catalog.current_setting('role'), true)"], [seen])
-        await self.set_role(conn, role)
 
     async def register_worker(
         self,
@@ -509,13 +450,6 @@ class Store(LimitStore):
         hint = Trip(conn)
         hint.add(self.wired["notify"], [kind], prepare=True)
         return hint
-
-    async def scrub(self, conn: AsyncConnection[Any]) -> AsyncCursor[TupleRow]:
-        """Take from the server's session what a job left on it: after a transaction, behind a pooler also before one.
-
-        Its row says how many of the driver's statements are still prepared.
-        """
-        return await self.execute(conn, "scrub")
 
     async def ended_transactions(self, conn: AsyncConnection[Any], xids: Sequence[int]) -> set[int]:
         """Return those of the transactions (pg_current_xact_id) that have ended."""
