@@ -20,6 +20,7 @@ from aioqueue.floor import Floors
 from aioqueue.job import SUSPECT, Claimed, Fence, lane
 from aioqueue.lanes import LOWEST_FIRST, Lanes
 from aioqueue.pool_connection import sever
+from aioqueue.slots import AHEAD as QUICK
 from aioqueue.store import LOWEST_ID, LaneScan
 from aioqueue.suspect import SuspectTurn
 from tests.kit import MakeApp, Seen, passed
@@ -76,8 +77,14 @@ def test_scans_begin_at_the_floor() -> None:
 
 async def test_higher_priorities_run_first(make_app: MakeApp, seen: Seen) -> None:
     app = make_app()
+
+    @app.task(name="long")
+    async def long() -> None:
+        # Of short ones the next are claimed ahead, by two claims at once, whose answers may come in either order.
+        await asyncio.sleep(2 * QUICK)
+
     async with app:
-        made = {p: await app.get("add").options(priority=p).enqueue(p) for p in (-2, 0, 2, -1, 1)}
+        made = {p: await long.options(priority=p).enqueue() for p in (-2, 0, 2, -1, 1)}
         async with app.worker(concurrency=1):
             for job in made.values():
                 await job.result(30)
