@@ -147,8 +147,8 @@ async def test_the_transaction_of_a_worker_frozen_past_its_lease_leaves_nothing(
 async def test_jobs_that_end_while_their_worker_is_declared_dead_have_one_end_each(flow: Flow) -> None:
     workers = [await flow.start("-c", "10", lease=3) for _ in range(2)]
     jobs = await flow.enqueue("weigh", 1500, payload='{"text": "x"}', max_attempts=1000)
-    for part in range(1, 6):
-        await flow.until("count(*) >= %s FROM aioqueue.outcome", part * 200)
+    for part in range(1, 11):
+        await flow.until("count(*) >= %s FROM aioqueue.outcome", part * 100)
         # At any moment of its work its lease has ended to the database, and somebody sees it; it goes on under a new identity.
         await flow.owner.rows("UPDATE aioqueue.worker SET lease_until = beat_at WHERE pid = %s", workers[part % 2].pid)
         await flow.owner.store.rescue(flow.owner.conn, worker=0, limit=1000)
