@@ -45,7 +45,7 @@ class JobConnection(PoolConnection):
     """Whether user code has called close()."""
 
     def __init__(self, pooled: PoolConnection, check: Callable[[], None]) -> None:
-        # What psycopg's own __init__ sets, and what makes that expensive: managers of prepared statements that nobody needs.
+        # All that psycopg's own __init__ sets, but for a manager of prepared statements, which that would make in vain.
         self.pgconn = pgconn = pooled.pgconn
         self.row_factory = tuple_row
         self.cursor_factory = AsyncCursor

@@ -38,7 +38,6 @@ IN_STANDBY, READ_ONLY = b"in_hot_standby", b"default_transaction_read_only"
 # The members of an enum are looked up by code in Python: for each job that would show.
 IN_TRANSACTION, IN_ERROR, ACTIVE = int(TransactionStatus.INTRANS), int(TransactionStatus.INERROR), int(TransactionStatus.ACTIVE)
 NO_PIPELINE = int(PipelineStatus.OFF)
-CHECK_INTERVAL = "client_connection_check_interval"
 SET_ROLE = b"SELECT pg_catalog.set_config('role', $1, true)"
 KEEP_ROLE = b"SELECT pg_catalog.set_config($1, pg_catalog.current_setting('role'), true)"
 
@@ -144,15 +143,16 @@ class OpenTransaction:
 
     def _prepare_beginning(self, conn: PoolConnection) -> Trip:
         self._conn = conn
-        given = self._identity.settings
-        limits = self._terms.limits(self._seconds, server_version=conn.pgconn.server_version)
+        values = self._terms.local_settings(self._seconds, server_version=conn.pgconn.server_version)
         trip = self._beginning = Trip(conn)
         trip.add(conn._get_tx_start_command(), prepare=True)
         if isinstance(conn, SharedConnection):
-            limits = {**limits, CHECK_INTERVAL: SESSION[CHECK_INTERVAL]}
+            values["client_connection_check_interval"] = SESSION["client_connection_check_interval"]
             self._add_scrub(trip)  # of strangers: behind a pooler the session was theirs
-        texts = (*itertools.chain.from_iterable(given.items()), self._terms.marker, *limits.values())
-        trip.add(_set_local(len(given), (MARKER, *limits)), texts, prepare=True)
+        given = self._identity.settings  # which come first
+        number = len(given)
+        texts = *itertools.chain.from_iterable(given.items()), *(*values.values(),)[number:]
+        trip.add(_set_local(number, (*values,)[number:]), texts, prepare=True)
         if self._identity.role is not None:
             trip.add(SET_ROLE, [self._identity.role])
         return trip
@@ -186,9 +186,8 @@ class OpenTransaction:
         if self._identity.role is not None:
             trip.add(KEEP_ROLE, [ROLE])
             trip.add(SET_ROLE, [self._role])
-        trip.add(
-            self._store.wired[statement], (*self._job.fence, self._terms.expected(self._role, self._user), *result), prepare=True
-        )
+        expected = self._terms.expected(self._role, self._user)
+        trip.add(self._store.wired[statement], (*self._job.fence, expected, *result), prepare=True)
         commit = trip.add(b"COMMIT", prepare=True)
         scrub = self._add_scrub(trip)
         following = self._follow(trip)

@@ -105,14 +105,13 @@ class PoolConnection(AsyncConnection[TupleRow]):
 
     async def wait(self, gen: PQGen[RV], *args: Any, **options: Any) -> RV:
         """Wait for the server, as psycopg does; but that sets a timer for each answer, and tells the loop of its socket anew."""
-        pgconn = self.pgconn
         loop = asyncio.get_running_loop()
         if self._answer is not None:
             raise psycopg.OperationalError("another statement waits for its answer on this connection")
         if args or options or self._is_of_another(loop):
             return await self._wait_slowly(gen, *args, **options)
         try:
-            socket = pgconn.socket
+            socket = self.pgconn.socket
             state: Any = next(gen)
             if state == READABLE:
                 waits = _waits.add(self, LOOK_AGAIN)
@@ -145,8 +144,7 @@ class PoolConnection(AsyncConnection[TupleRow]):
         else:
             gen = _Going(gen, None, state)
         finally:
-            if pgconn.status != OK:
-                self._unwatch_if_lost()
+            self._unwatch_if_lost()
         return await self._wait_slowly(gen)
 
     def _watch(self, loop: asyncio.AbstractEventLoop, socket: int) -> None:
@@ -181,8 +179,7 @@ class PoolConnection(AsyncConnection[TupleRow]):
             else:
                 if state != READABLE:
                     self._answer.set_result((False, state))
-            if self.pgconn.status != OK:
-                self._unwatch_if_lost()
+            self._unwatch_if_lost()
 
     def _unwatch_if_lost(self) -> None:
         # libpq has closed the socket then, whose number another one may have from now on.
@@ -206,8 +203,7 @@ class PoolConnection(AsyncConnection[TupleRow]):
         return self._answer is not None
 
     def _is_of_another(self, loop: asyncio.AbstractEventLoop) -> bool:
-        watching, stays = self._watched_by, self.stays_watched_by
-        return (watching is not None and watching is not loop) or (stays is not None and stays is not loop)
+        return self._watched_by not in (None, loop) or self.stays_watched_by not in (None, loop)
 
     async def _take_over(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let the loop that watches the socket, another thread's or an earlier one, cease to before `loop` uses it."""

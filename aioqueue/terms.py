@@ -68,13 +68,10 @@ class Terms:
         self.settings = settings
         self.marker = f"{job.worker}:{job.attempt}:{_PROCESS}:{next(_numbers)}"
 
-    def limits(self, seconds: float, *, server_version: int) -> Mapping[str, str]:
-        """Return what limits the transaction on the server; `seconds` is what is left of the job's time limit."""
-        return _limits(seconds, self.settings.lease.lease, self.settings.limits.rollback, server_version)
-
     def local_settings(self, seconds: float, *, server_version: int) -> dict[str, str]:
-        """What is set for the transaction, before anything else."""
-        return {**self.identity.settings, MARKER: self.marker, **self.limits(seconds, server_version=server_version)}
+        """What is set for the transaction, before anything else; `seconds` is what is left of the job's time limit."""
+        limits = _limits(seconds, self.settings.lease.lease, self.settings.limits.rollback, server_version)
+        return {**self.identity.settings, MARKER: self.marker, **limits}
 
     def expected(self, role: str, user: str | None) -> str:
         """Every setting that must be at the end as it was at the beginning, as finish and confirm take them.

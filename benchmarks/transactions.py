@@ -39,7 +39,7 @@ from aioqueue.job import lane, new_job_id
 from aioqueue.open_transaction import OpenTransaction
 from aioqueue.pool_connection import PoolConnection
 from aioqueue.store import Store
-from aioqueue.trip import Trip
+from aioqueue.trip import Trip, wired
 
 from . import kit
 from .mixed_jobs import NewJob, enqueue_many
@@ -61,19 +61,12 @@ RETURNING l.tenant, l.lane, l.vt, l.job_id, l.attempt
 """
 RECORD = """
 WITH gone AS (
-    DELETE FROM aioqueue.live WHERE lane = %s AND vt = %s AND job_id = %s AND worker = 1 AND attempt = %s
-    RETURNING job_id, attempt, spared, claimed_at)
-INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, started_at, finished_at)
-SELECT job_id, 'succeeded', attempt, spared, claimed_at, clock_timestamp() FROM gone
-"""
-BEGIN_BARE = b"SELECT pg_catalog.current_setting('role'), pg_catalog.set_config('app.tenant', $1, true)"
-RECORD_BARE = b"""
-WITH gone AS (
-    DELETE FROM aioqueue.live WHERE lane = $1 AND vt = $2 AND job_id = $3 AND attempt = $4 AND worker = $5
+    DELETE FROM aioqueue.live WHERE worker = %s AND lane = %s AND vt = %s AND job_id = %s AND attempt = %s
     RETURNING job_id, attempt, spared, claimed_at)
 INSERT INTO aioqueue.outcome (job_id, state, attempt, spared, result, started_at, finished_at)
-SELECT job_id, 'succeeded', attempt, spared, $6, claimed_at, clock_timestamp() FROM gone
+SELECT job_id, 'succeeded', attempt, spared, %s, claimed_at, clock_timestamp() FROM gone
 """
+BEGIN_BARE = b"SELECT pg_catalog.current_setting('role'), pg_catalog.set_config('app.tenant', $1, true)"
 PROMISE = 0.8
 
 
@@ -89,9 +82,8 @@ class Bare(OpenTransaction):
 
     async def _end(self, statement: str, *result: str) -> BaseException | None:
         self._check_status()
-        worker, *fence = self._job.fence
         trip = Trip(self._conn)
-        trip.add(RECORD_BARE, [*fence, worker, *result], prepare=True)
+        trip.add(wired(RECORD), [*self._job.fence, *result], prepare=True)
         trip.add(b"COMMIT", prepare=True)
         self._follow(trip)
         (recorded, *_) = await trip.run(self._settings.pool.deadline)
@@ -168,7 +160,7 @@ async def recorded(dsn: str, connections: int, jobs: int, query: LiteralString =
             await conn.execute("BEGIN")
             await conn.execute("SELECT set_config('app.tenant', %s, true)", [tenant])
             await (await conn.execute(query)).fetchone()
-            if (await conn.execute(RECORD, fence)).rowcount == 1:
+            if (await conn.execute(RECORD, [1, *fence, None])).rowcount == 1:
                 await conn.execute("COMMIT")
             else:
                 await conn.execute("ROLLBACK")
