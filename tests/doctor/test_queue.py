@@ -178,22 +178,6 @@ async def test_autovacuum_off_on_the_server(look: Examine, boss: Execute, settin
         await reloaded(database, schema, lambda found: not found)
 
 
-async def test_dead_rows_that_nobody_removes(look: Examine, shop: Execute, own: Quote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vacuum, "MANY", 500)
-    await shop(
-        f"INSERT INTO {own('cancel')} SELECT gen_random_uuid(), 1, now() FROM generate_series(1, 501)",
-        f"DELETE FROM {own('cancel')}",
-        "SELECT pg_stat_force_next_flush()",
-    )
-    report = await look()
-    (finding,) = report.findings
-    assert (finding.code, "501 dead rows and 0 living" in finding.what) == ("dead-rows", True)
-    assert [table["dead"] for name, table in report.facts["dead_rows"].items() if name.endswith(".cancel")] == [501]
-    assert "vacuumed" in finding.what
-    await shop(f"VACUUM {own('cancel')}", "SELECT pg_stat_force_next_flush()")
-    assert codes(await look()) == []
-
-
 # -- ids and the DEFAULT partitions ---------------------------------------------------------------------------------------
 
 
