@@ -4,6 +4,7 @@ What stands here is the public interface; everything else may change between ver
 """
 
 from .app import AioQueue, RunningWorker
+from .claimed import JobFacts
 from .context import JobContext, JobTransaction, current_job
 from .control import TenantStatus
 from .errors import (
@@ -36,7 +37,7 @@ from .errors import (
     UnknownTask,
     UnsafeDatabase,
 )
-from .job import Job, JobFacts, JobState, JobStatus
+from .job import Job, JobState, JobStatus
 from .job_log import JobLogFilter
 from .middleware import CallNext, Middleware
 from .outcome import Cancel, RetryIn, Snooze

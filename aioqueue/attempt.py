@@ -12,8 +12,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
+from .claimed import Claimed
 from .errors import TimeLimitExceeded, TransactionViolation
-from .job import Claimed
 from .outcome import Cancel, Cancelled, ErrorText, Failed, Outcome, Reason, Released, RetryIn, Snooze, Snoozed
 from .task import TaskDefinition
 

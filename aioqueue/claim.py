@@ -15,13 +15,14 @@ from typing import Protocol
 
 import psycopg
 
-from .database import Database, connection_lost
+from .claimed import Claimed, Fence
+from .database import Database
 from .events import JobClaimed, Observers
 from .floor import Floors
-from .job import Claimed, Fence
 from .lanes import Lanes
 from .outage import Outage
 from .outcome import Outcome, Reason, Released
+from .server import connection_lost
 from .settings import WorkerSettings
 from .store import WORKER_DEAD, Claims, LaneScan, Store
 from .suspect import SuspectTurn

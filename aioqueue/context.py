@@ -16,7 +16,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Composed
 
-from .job import Claimed, Held_co
+from .claimed import Claimed, Held_co
 from .progress import Reporting
 
 Query = LiteralString | SQL | Composed

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 from uuid import UUID
 
+from .claimed import Claimed
 from .errors import ConfigurationError
 from .finding import Finding
-from .job import Claimed
 
 logger = logging.getLogger("aioqueue")
 

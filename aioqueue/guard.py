@@ -22,10 +22,10 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from .attempt import Run
+from .claimed import Claimed
 from .clock import clock
 from .events import LoopBlocked, Observers
 from .frames import stack, where
-from .job import Claimed
 from .outcome import Failed
 from .pool_connection import sever
 from .settings import LeaseSettings, LimitSettings

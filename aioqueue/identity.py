@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .claimed import Claimed, JobFacts
 from .errors import ConfigurationError
-from .job import Claimed, JobFacts
 from .settings import OWN_SETTINGS, TenantSettings, check_setting_name
 
 MARKER = f"{OWN_SETTINGS}marker"

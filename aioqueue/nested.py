@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from psycopg import AsyncConnection
 
+from .claimed import Claimed
 from .context import CurrentTenant
 from .errors import InvalidOption, TransactionViolation
 from .identity import MARKER, Identity
-from .job import Claimed
 from .options import check_tenant
 from .settings import TenantSettings
 from .store import Store

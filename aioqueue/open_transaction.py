@@ -17,15 +17,16 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.pq import PipelineStatus, TransactionStatus
 
+from .claimed import Claimed
 from .context import JobTransaction
-from .database import Database, deadline
+from .database import Database
 from .errors import TransactionViolation
 from .identity import MARKER, ROLE, Identity
-from .job import Claimed
 from .job_connection import LEFT, JobConnection
 from .nested import Nesting, OnConnection
 from .pool_connection import PoolConnection, sever
 from .pooler import SESSION, SharedConnection
+from .server import deadline
 from .settings import Settings
 from .store import Store
 from .terms import Terms, read_back, refusal_of_end

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .job import Claimed
+from .claimed import Claimed
 from .outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Released, Snoozed, Succeeded
 
 SPARED = (Reason.SNOOZED, Reason.INTERRUPTED, Reason.NO_CONNECTION, Reason.UNKNOWN_TASK)

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
 from typing import SupportsFloat, TypeVar
 
-from .job import Held_co, JobFacts
+from .claimed import Held_co, JobFacts
 from .outcome import storable
 
 T = TypeVar("T")

@@ -20,13 +20,14 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection
 
-from .database import Database, connection_lost
+from .claimed import Claimed
+from .database import Database
 from .events import JobLost, JobRecorded, Observers
-from .job import Claimed
 from .listen import Hints
 from .outage import Outage
 from .outcome import Failed, Outcome
 from .pending import SPARED, Pending, encode, parts
+from .server import connection_lost
 from .store import LOCKED, REFUSED, Store
 from .trip import Trip
 

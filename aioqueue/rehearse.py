@@ -11,7 +11,7 @@ from typing import Any
 
 from psycopg import AsyncConnection
 
-from .job import Claimed
+from .claimed import Claimed
 from .store import EPOCH, LOWEST_ID, LaneQuestion, LaneScan, Store
 
 NOBODY = 0

@@ -18,10 +18,12 @@ from uuid import UUID
 
 import psycopg
 
-from .database import AllInUse, Database, connection_lost
+from .claimed import Claimed
+from .database import Database
 from .events import Observers, logger
-from .job import Claimed
 from .outage import Outage
+from .pool import AllInUse
+from .server import connection_lost
 from .store import REFUSED, Store
 
 INTERVAL = 0.25

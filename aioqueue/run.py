@@ -20,11 +20,11 @@ from typing import Any, Protocol
 import psycopg
 
 from .attempt import Cause, Run
+from .claimed import Claimed, Reports
 from .context import HeldSession, InTransaction, JobContext, JobTransaction, running_job
 from .database import NoFreeConnection
 from .errors import InvalidPayload, InvalidResult, LeaseLost, TenantRequired, TransactionViolation
 from .events import JobAbandoned, JobLost, Observers
-from .job import Claimed, Reports
 from .middleware import CallNext, Middleware, wrap
 from .outcome import ErrorText, Failed, Outcome, Reason, Released, Succeeded
 from .payload import PLAIN_TYPES

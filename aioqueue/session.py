@@ -11,8 +11,8 @@ from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from .claimed import Held_co
 from .context import HeldSession
-from .job import Held_co
 from .session_guard import Refusing, refuse
 from .session_transaction import OpenSession
 

@@ -22,11 +22,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from .callers.caller import Statement
 from .callers.refusal import refusal
 from .callers.sqlalchemy import as_text
+from .claimed import Claimed
 from .context import HeldSession, InTransaction
 from .database import Database, NoFreeConnection
 from .errors import ConfigurationError, TransactionViolation
 from .identity import MARKER, ROLE, Identity
-from .job import Claimed
 from .nested import Nesting
 from .pooler import SESSION
 from .session_check import check_engine

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
+from .claimed import JobFacts
 from .errors import ConfigurationError
-from .job import JobFacts
 from .session_factory import SessionFactory
 
 DEFAULT_SCHEMA = "aioqueue"

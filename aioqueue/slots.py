@@ -13,8 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from .claimed import Claimed, Fence
 from .guard import Guard
-from .job import Claimed, Fence
 from .outcome import Outcome, Reason, Released
 from .record import Recorder
 from .run import Runner

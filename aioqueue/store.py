@@ -20,8 +20,9 @@ from psycopg.adapt import Transformer
 from psycopg.pq import Format, PipelineStatus
 from psycopg.rows import TupleRow, tuple_row
 
+from .claimed import Claimed
 from .floor import Snapshot
-from .job import AttemptError, Claimed, JobState, JobStatus, Position
+from .job import AttemptError, JobState, JobStatus, Position
 from .limit_store import LimitStore
 from .new_jobs import NewJobs
 from .pool_connection import PoolConnection

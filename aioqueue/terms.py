@@ -15,10 +15,10 @@ from functools import lru_cache
 
 import psycopg
 
+from .claimed import Claimed
 from .database import Database
 from .errors import InvalidResult, LeaseLost, TransactionViolation
 from .identity import MARKER, ROLE, Identity
-from .job import Claimed
 from .reading import pairs
 from .settings import Settings
 from .store import NOT_OWNED, REFUSED, VIOLATION, Store

@@ -15,11 +15,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import psycopg
 
+from .claimed import Claimed
 from .context import HeldSession, InTransaction, JobTransaction, running_job
 from .database import Database, NoFreeConnection
 from .errors import TransactionViolation
 from .identity import Identity
-from .job import Claimed
 from .job_connection import LEFT
 from .listen import Kind
 from .open_transaction import OpenTransaction

@@ -12,7 +12,7 @@ from typing import Any, LiteralString
 from psycopg import AsyncConnection, AsyncCursor, sql
 from psycopg.rows import TupleRow, tuple_row
 
-from .job import Claimed
+from .claimed import Claimed
 from .reading import Reading, pairs
 
 _CALLS = {

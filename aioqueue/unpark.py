@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 
 import psycopg
 
+from .claimed import Claimed
 from .database import Database
 from .events import Observers
 from .floor import Floors
-from .job import Claimed
 from .outage import Outage
 from .store import Store
 

@@ -32,8 +32,9 @@ from uuid import UUID
 import psycopg
 from psycopg import AsyncConnection
 
+from aioqueue.claimed import Claimed
 from aioqueue.floor import KeyFloors, LaneFloor
-from aioqueue.job import Claimed, lane
+from aioqueue.job import lane
 from aioqueue.migrate import migrate
 from aioqueue.sql import as_sql, functions
 from aioqueue.store import LOWEST_ID, Claims, LaneQuestion, LaneScan, Store

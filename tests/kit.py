@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 from psycopg import AsyncConnection
 
 from aioqueue.app import AioQueue
+from aioqueue.claimed import Claimed
 from aioqueue.attempt import Cause
 from aioqueue.database import Database
 from aioqueue.events import Event, Observers
-from aioqueue.job import Claimed, new_job_id
+from aioqueue.job import new_job_id
 from aioqueue.outcome import Outcome
 from aioqueue.run import Runner
 from aioqueue.session_factory import SessionFactory

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from aioqueue.job import SUSPECT, Claimed, lane
+from aioqueue.claimed import Claimed
+from aioqueue.job import SUSPECT, lane
 
 QUEUES = (("default", 0), ("default", 1), ("other", 0))
 LANES = [lane(*line) for line in QUEUES]

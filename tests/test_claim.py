@@ -14,10 +14,11 @@ from psycopg import AsyncConnection
 
 from aioqueue import JobTransaction, LimitSettings, PoolSettings, WorkerSettings, suspect
 from aioqueue.claim import Claimer
+from aioqueue.claimed import Claimed, Fence
 from aioqueue.database import AHEAD, Database
 from aioqueue.events import DatabaseLost, DatabaseRecovered, JobClaimed, JobRecorded, ListenerConnected, Observers
 from aioqueue.floor import Floors
-from aioqueue.job import SUSPECT, Claimed, Fence, lane
+from aioqueue.job import SUSPECT, lane
 from aioqueue.lanes import LOWEST_FIRST, Lanes
 from aioqueue.pool_connection import sever
 from aioqueue.slots import AHEAD as QUICK

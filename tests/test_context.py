@@ -8,8 +8,9 @@ import pytest
 from psycopg import AsyncConnection
 
 from aioqueue import JobContext, JobTransaction
+from aioqueue.claimed import Claimed
 from aioqueue.context import CurrentTenant
-from aioqueue.job import Claimed, new_job_id
+from aioqueue.job import new_job_id
 
 pytestmark = pytest.mark.anyio
 

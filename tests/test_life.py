@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from psycopg import AsyncConnection
 
+from aioqueue.claimed import Claimed
 from aioqueue.floor import Floors
-from aioqueue.job import Claimed
 from aioqueue.store import EPOCH, LOWEST_ID, NOT_OWNED, WORKER_DEAD, LaneQuestion, LaneScan, Store, Tick
 from benchmarks.mixed_jobs import NewJob, enqueue_many
 from tests.life_model import LANES, QUEUES, SUSPECTS, Life, Open, World

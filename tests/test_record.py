@@ -12,9 +12,9 @@ import pytest
 from psycopg import AsyncConnection, sql
 
 from aioqueue import record
+from aioqueue.claimed import Claimed
 from aioqueue.database import Database
 from aioqueue.events import DatabaseLost, JobLost, JobRecorded, Observers
-from aioqueue.job import Claimed
 from aioqueue.listen import channel
 from aioqueue.outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Released, Snoozed, Succeeded
 from aioqueue.pool_connection import sever
@@ -22,7 +22,7 @@ from aioqueue.record import BATCH, Recorder
 from aioqueue.settings import PoolSettings
 from aioqueue.store import Store
 from aioqueue.testing.engine import Unheard
-from tests.kit import PATIENCE, Seen, session, until
+from tests.kit import PATIENCE, Seen, session, turn_until, until
 from tests.postgres import Database as PlainDatabase
 from tests.sql.engine import Session, changed, entry
 
@@ -95,13 +95,6 @@ class Bench:
 
 def recorded(at: Bench) -> list[tuple[UUID, str]]:
     return [(event.job_id, event.state) for event in at.seen.all(JobRecorded)]
-
-
-async def turn_until(condition: Callable[[], bool]) -> None:
-    """Let the loop turn until it is so; no event of the library says it."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from aioqueue.claimed import Claimed
 from aioqueue.database import Database
 from aioqueue.events import DatabaseLost, DatabaseRecovered, Observers
-from aioqueue.job import Claimed
 from aioqueue.report import Reporter
 from aioqueue.settings import PoolSettings
 from aioqueue.store import Store

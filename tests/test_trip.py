@@ -11,12 +11,12 @@ from psycopg.pq import ExecStatus, PipelineStatus, TransactionStatus
 
 from aioqueue import JobTransaction, Snooze
 from aioqueue.attempt import Cause
+from aioqueue.claimed import Claimed
 from aioqueue.database import Database
-from aioqueue.job import Claimed
 from aioqueue.outcome import Cancelled, Failed, Outcome, Reason, Snoozed
 from aioqueue.pool_connection import PoolConnection
 from aioqueue.trip import Trip
-from tests.kit import Bench, passed, until
+from tests.kit import Bench, passed, turn_until, until
 from tests.shop import notes, write
 from tests.sql.engine import Session
 
@@ -62,8 +62,7 @@ class Chain:
         one = await self.at.start("first", tenant="a")
         await passed(self.running)
         two = await self.at.start("second", tenant="b")
-        while not self.at.database.waiting:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await turn_until(lambda: self.at.database.waiting)
         return one, two
 
 
@@ -190,8 +189,7 @@ async def test_a_transaction_that_had_begun_for_a_job_that_is_cancelled_as_it_ge
 
     at.tasks.task(name="third")(third)
     three = await at.start("third", tenant="c")
-    while at.database.waiting < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await turn_until(lambda: at.database.waiting >= 2)
     take_back = Database.take_back
 
     async def cancel_at_once(database: Database, conn: PoolConnection) -> None:

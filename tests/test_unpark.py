@@ -8,10 +8,10 @@ import psycopg
 import pytest
 from psycopg import AsyncConnection
 
+from aioqueue.claimed import Claimed
 from aioqueue.database import Database
 from aioqueue.events import DatabaseLost, DatabaseRecovered, Observers
 from aioqueue.floor import Floors
-from aioqueue.job import Claimed
 from aioqueue.settings import PoolSettings
 from aioqueue.store import LOWEST_ID, Store
 from aioqueue.unpark import AHEAD, Unparker

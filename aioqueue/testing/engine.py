@@ -17,9 +17,10 @@ from psycopg.errors import InsufficientPrivilege
 
 from aioqueue.app import AioQueue
 from aioqueue.attempt import Cause, Run
+from aioqueue.claimed import Claimed
 from aioqueue.database import Database
 from aioqueue.events import Event, JobClaimed, JobLost, JobRecorded, JobsPromoted, JobsRescued, Observers
-from aioqueue.job import PRIORITIES, SUSPECT, Claimed, lane
+from aioqueue.job import PRIORITIES, SUSPECT, lane
 from aioqueue.listen import Kind
 from aioqueue.outcome import Reason, Released
 from aioqueue.settings import WorkerSettings

@@ -20,9 +20,9 @@ from psycopg.rows import tuple_row
 
 from aioqueue.app import AioQueue
 from aioqueue.attempt import Cause
+from aioqueue.claimed import Claimed
 from aioqueue.events import JobClaimed
 from aioqueue.identity import Identity
-from aioqueue.job import Claimed
 from aioqueue.new_jobs import NewJobs
 from aioqueue.outcome import Outcome
 from aioqueue.pending import encode, parts

@@ -14,9 +14,9 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.pq import TransactionStatus
 
 from aioqueue.callers.caller import is_a
+from aioqueue.claimed import Claimed
 from aioqueue.context import HeldSession, JobTransaction
 from aioqueue.identity import MARKER, ROLE, Identity
-from aioqueue.job import Claimed
 from aioqueue.job_connection import LEFT, JobConnection
 from aioqueue.nested import Nesting, OnConnection
 from aioqueue.open_transaction import check_end

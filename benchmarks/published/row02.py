@@ -16,9 +16,10 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg_pool import AsyncConnectionPool
 
+from aioqueue.claimed import Claimed
 from aioqueue.database import Database
 from aioqueue.demo.data import make_tables
-from aioqueue.job import Claimed, lane, new_job_id
+from aioqueue.job import lane, new_job_id
 from aioqueue.settings import PoolSettings, Settings
 from aioqueue.store import LOWEST_ID, LaneScan, Store
 from aioqueue.transaction import JobTransactions

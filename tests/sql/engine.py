@@ -17,8 +17,9 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 
+from aioqueue.claimed import Claimed
 from aioqueue.floor import LaneFloor
-from aioqueue.job import Claimed, lane, new_job_id
+from aioqueue.job import lane, new_job_id
 from aioqueue.sql import as_sql, functions
 from aioqueue.store import LOCKED, LOWEST_ID, Claims, LaneQuestion, LaneScan, Store, Tick
 from benchmarks.mixed_jobs import NewJob, enqueue_many

@@ -9,7 +9,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from aioqueue.job import Claimed
+from aioqueue.claimed import Claimed
 from tests.sql.engine import Session, changed, entry
 
 pytestmark = pytest.mark.anyio

@@ -13,8 +13,8 @@ from uuid import UUID
 from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 
+from aioqueue.claimed import Claimed
 from aioqueue.floor import Floors
-from aioqueue.job import Claimed
 
 from .model import Chaos
 

@@ -16,9 +16,10 @@ from uuid import UUID
 from psycopg import AsyncConnection, sql
 from psycopg.rows import TupleRow
 
+from aioqueue.claimed import Claimed
 from aioqueue.connector import connection_string
 from aioqueue.floor import LaneFloor
-from aioqueue.job import SUSPECT, Claimed, lane
+from aioqueue.job import SUSPECT, lane
 from aioqueue.sql import as_sql
 from aioqueue.store import Store
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import psycopg
 
-from aioqueue.job import Claimed
+from aioqueue.claimed import Claimed
 from aioqueue.outcome import Succeeded
 from aioqueue.store import NOT_OWNED, WORKER_DEAD
 

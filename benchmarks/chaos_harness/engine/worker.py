@@ -18,9 +18,9 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import TupleRow
 
+from aioqueue.claimed import Claimed
 from aioqueue.database import Database
 from aioqueue.floor import Floors
-from aioqueue.job import Claimed
 from aioqueue.maintenance.tick import Ticker
 from aioqueue.outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Released, Snoozed, Succeeded
 from aioqueue.pending import encode, parts
