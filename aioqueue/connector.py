@@ -1,6 +1,6 @@
 """How the runtime's connections are opened: what is added to the DSN, and why the server refuses the pool's.
 
-Opens none by itself: the pool in database.py does, with the class that is made here.
+Opens none by itself: the pool does, with the class that is made here, and server.py.
 """
 
 from __future__ import annotations

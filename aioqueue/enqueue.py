@@ -26,7 +26,6 @@ from .callers import ASYNCHRONOUS, SYNCHRONOUS, AsyncCaller, SyncCaller, recogni
 from .callers.caller import Statements
 from .callers.refusal import refusal
 from .context import HeldSession, InTransaction, JobTransaction, current_job
-from .database import AllInUse, connection_lost
 from .errors import (
     DuplicateJob,
     InvalidOption,
@@ -43,6 +42,8 @@ from .listen import Kind
 from .new_jobs import NewJobs, Parts
 from .options import Options
 from .payload import check_json
+from .pool import AllInUse
+from .server import connection_lost
 from .services import Services
 from .settings import Settings
 from .store import Store

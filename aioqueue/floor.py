@@ -148,7 +148,7 @@ class KeyFloors:
 
     Positions are drawn under the key's lock, so that they come in the order of their commits: a row that comes later has a
     higher position than all that were ever seen, and what an answer found to be first stays so for ever, whatever becomes of
-    the transaction that asked. Only a server that lost commits may have gone back; `losses` (database.py) tells.
+    the transaction that asked. Only a server that lost commits may have gone back; `losses` (server.py) tells.
     """
 
     def __init__(self, capacity: int = 256) -> None:

@@ -18,8 +18,8 @@ import psycopg
 from psycopg import sql
 
 from .connector import connection_string
-from .database import deadline
 from .errors import SchemaError
+from .server import deadline
 from .settings import DEFAULT_SCHEMA, RetentionSettings, check_schema_name
 from .sql import as_sql, functions, migrations, place, quote_schema
 

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import psycopg
 
-from .database import connection_lost
 from .events import logger
+from .server import connection_lost
 
 T = TypeVar("T")
 

@@ -1,7 +1,8 @@
 """One connection of the pool: how it waits for the server's answers, how it is cancelled, and how its socket is shut.
 
 psycopg's own way sets a timer for each answer and tells the event loop of the socket anew; here it may stay with the loop.
-Decides nothing about which connection is used for what: database.py does. What is different behind a pooler stands in pooler.py.
+Decides nothing about which connection is used for what: pool.py and database.py do. What is different behind a pooler stands in
+pooler.py.
 """
 
 from __future__ import annotations

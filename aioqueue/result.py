@@ -18,11 +18,12 @@ from psycopg import AsyncConnection
 from psycopg_pool import PoolTimeout
 
 from .context import InTransaction, running_job
-from .database import Database, connection_lost
+from .database import Database
 from .errors import AppNotOpen, JobNotFound, NotCommitted, ResultTimeout
 from .events import logger
 from .job import Job, JobStatus
 from .listen import Listener
+from .server import connection_lost
 from .store import EndedJob, Store
 from .waiting import Key, Waiter, batches, expired, result_of, standing
 from .wakeup import Notifier

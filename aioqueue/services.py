@@ -13,12 +13,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from . import migrate
-from .database import Database, deadline
+from .database import Database
 from .errors import ConfigurationError
 from .events import Observers, PoolerFound, logger
 from .keep import keep_running
 from .listen import ANSWER_TIMEOUT, Listener
 from .result import ResultReader
+from .server import deadline
 from .settings import Settings
 from .store import Store
 from .wakeup import Notifier

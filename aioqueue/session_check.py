@@ -12,8 +12,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .database import Database, deadline
+from .database import Database
 from .errors import ConfigurationError
+from .server import deadline
 from .session_factory import EngineSession
 from .settings import Settings
 from .sql import quote_schema

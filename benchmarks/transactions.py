@@ -34,9 +34,9 @@ from unittest.mock import patch
 from psycopg import AsyncConnection
 
 from aioqueue import AioQueue, JobTransaction, PoolSettings, migrate, transaction
-from aioqueue.database import RESERVED
 from aioqueue.job import lane, new_job_id
 from aioqueue.open_transaction import OpenTransaction
+from aioqueue.pool import RESERVED
 from aioqueue.pool_connection import PoolConnection
 from aioqueue.store import Store
 from aioqueue.trip import Trip, wired

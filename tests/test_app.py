@@ -39,11 +39,11 @@ from aioqueue import (
     UnknownTask,
     WorkerSettings,
 )
-from aioqueue.database import AllInUse
 from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, LeaseLost, ListenerConnected, WorkerStopped, WorkerStopping
 from aioqueue.job import lane, new_job_id, new_job_ids
 from aioqueue.listen import Listener
 from aioqueue.new_jobs import NewJobs
+from aioqueue.pool import AllInUse
 from aioqueue.pool_connection import sever
 from aioqueue.result import ResultReader
 from aioqueue.wakeup import Notifier

@@ -13,14 +13,16 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from aioqueue import database as database_module
+from aioqueue import pool as pool_module
 from aioqueue.connector import CLIENT, ISOLATION, KEEPALIVES, connection_string
-from aioqueue.database import RESERVED, AllInUse, Database, NoFreeConnection, connection_lost, deadline
+from aioqueue.database import Database, NoFreeConnection
 from aioqueue.errors import ConfigurationError
+from aioqueue.pool import RESERVED, AllInUse
 from aioqueue.pool_connection import PoolConnection, sever
 from aioqueue.pooler import SESSION
+from aioqueue.server import connection_lost, deadline
 from aioqueue.settings import PoolSettings
-from tests.kit import passed
+from tests.kit import passed, until_true
 from tests.postgres import Database as ServerDatabase
 
 pytestmark = pytest.mark.anyio
@@ -77,15 +79,13 @@ async def stopped(pid: int) -> AsyncIterator[None]:
 
 async def test_connections_that_nobody_needs_any_more_are_closed(worker_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that has no work keeps one, and its listener's."""
-    monkeypatch.setattr(database_module, "UNUSED", 0.1)
+    monkeypatch.setattr(pool_module, "UNUSED", 0.1)
     async with opened(worker_dsn, PoolSettings(size=4)) as database:
         async with AsyncExitStack() as stack:
             conns = [await stack.enter_async_context(database.runtime()) for _ in range(4)]
             pids = {conn.info.backend_pid for conn in conns}
         assert len(pids) == 4
-        async with asyncio.timeout(10):
-            while sum(not conn.closed for conn in conns) > 1:  # noqa: ASYNC110 - the pool sets no event
-                await asyncio.sleep(0.02)
+        await until_true(lambda: sum(not conn.closed for conn in conns) <= 1)
 
 
 async def test_looks_by_the_clock_come_one_after_the_other_but_wait_for_none_that_hangs(
@@ -100,7 +100,7 @@ async def test_looks_by_the_clock_come_one_after_the_other_but_wait_for_none_tha
             await goes_on.wait()
             order.append(f"{name} over")
 
-    monkeypatch.setattr("aioqueue.database.TURN", 60.0)
+    monkeypatch.setattr("aioqueue.pool.TURN", 60.0)
     events = [asyncio.Event() for _ in range(4)]
     async with asyncio.TaskGroup() as group:
         group.create_task(look("a", events[0], events[1]))
@@ -110,7 +110,7 @@ async def test_looks_by_the_clock_come_one_after_the_other_but_wait_for_none_tha
         assert order == ["a"]
         events[1].set()
     assert order == ["a", "a over", "b", "b over"]
-    monkeypatch.setattr("aioqueue.database.TURN", 0.001)
+    monkeypatch.setattr("aioqueue.pool.TURN", 0.001)
     hangs, beside = asyncio.Event(), asyncio.Event()
     events[0].clear()
     async with asyncio.TaskGroup() as group:

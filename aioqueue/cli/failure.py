@@ -12,7 +12,6 @@ from typing import IO, Any
 import click
 import psycopg
 
-from aioqueue.database import connection_lost
 from aioqueue.errors import (
     AioQueueError,
     ConfigurationError,
@@ -27,6 +26,7 @@ from aioqueue.errors import (
 )
 from aioqueue.lines import one_line
 from aioqueue.migrate import SchemaLocked
+from aioqueue.server import connection_lost
 
 FAILED = 1
 USAGE = 2

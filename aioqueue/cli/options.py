@@ -19,9 +19,10 @@ from psycopg import AsyncConnection
 
 from aioqueue import embedded, migrate
 from aioqueue.app import AioQueue
-from aioqueue.database import Database, deadline
+from aioqueue.database import Database
 from aioqueue.dsn import find_dsn, no_dsn
 from aioqueue.errors import ConfigurationError
+from aioqueue.server import deadline
 from aioqueue.settings import DEFAULT_SCHEMA, PoolSettings, check_schema_name
 from aioqueue.store import Store
 

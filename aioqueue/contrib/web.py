@@ -22,7 +22,6 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from aioqueue.app import AioQueue
-from aioqueue.database import connection_lost
 from aioqueue.errors import (
     AppNotOpen,
     ConfigurationError,
@@ -34,6 +33,7 @@ from aioqueue.errors import (
     ResultTimeout,
 )
 from aioqueue.job import Job
+from aioqueue.server import connection_lost
 from aioqueue.settings import EMBEDDED_GRACE
 from aioqueue.states import JobEnded, JobEvent, JobState, ProgressChanged
 

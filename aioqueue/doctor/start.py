@@ -10,10 +10,11 @@ import logging
 
 import psycopg
 
-from aioqueue.database import Database, connection_lost
+from aioqueue.database import Database
 from aioqueue.errors import UnsafeDatabase
 from aioqueue.events import Observers, RisksFound
 from aioqueue.finding import Finding, Kind, Severity
+from aioqueue.server import connection_lost
 from aioqueue.session_factory import EngineSession
 from aioqueue.settings import TenantSettings
 from aioqueue.store import Store

@@ -11,8 +11,9 @@ import random
 
 import psycopg
 
-from aioqueue.database import Database, connection_lost
+from aioqueue.database import Database
 from aioqueue.events import JobsPruned, Observers, logger
+from aioqueue.server import connection_lost
 from aioqueue.settings import RetentionSettings
 from aioqueue.store import Store
 
