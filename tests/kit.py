@@ -8,13 +8,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from inspect import isawaitable
 from typing import Any, TypeVar
 
 from psycopg import AsyncConnection
 
 from aioqueue.app import AioQueue
-from aioqueue.claimed import Claimed
 from aioqueue.attempt import Cause
+from aioqueue.claimed import Claimed
 from aioqueue.database import Database
 from aioqueue.events import Event, Observers
 from aioqueue.job import new_job_id
@@ -32,8 +33,8 @@ E = TypeVar("E", bound=Event)
 
 PATIENCE = 60.0
 """Seconds after which a wait is a failure."""
-PAUSE = 0.005
-"""Seconds between two looks at a database: one after the other would take the server from what is waited for."""
+PAUSES = (0.005, 0.02)
+"""Seconds between two looks, first and at last: one after the other would take the machine from what is waited for."""
 
 
 MakeApp = Callable[..., AioQueue]
@@ -74,11 +75,33 @@ async def session(dsn: str, schema: str) -> AsyncIterator[Session]:
         await conn.close()
 
 
+async def until_true(look: Callable[[], Any], pauses: tuple[float, float] = PAUSES) -> Any:
+    """Wait for what no event says: look, or ask, until there is something true; that. Nothing else of the tests polls."""
+    pause, longest = pauses
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            found = look()
+            if isawaitable(found):
+                found = await found
+            if found:
+                return found
+            await asyncio.sleep(pause)
+            pause = min(1.25 * pause, longest)
+
+
 async def until(session: Session, condition: str, *params: object) -> None:
     """Wait until a query (that says `aioqueue.`) gives true."""
-    async with asyncio.timeout(PATIENCE):
-        while not await session.value(condition, *params):  # noqa: ASYNC110 - no event says it
-            await asyncio.sleep(PAUSE)
+    await until_true(lambda: session.value(condition, *params))
+
+
+async def turn_until(look: Callable[[], object]) -> None:
+    """Let the loop turn, with its other tasks, until it is so."""
+    await until_true(look, (0, 0))
+
+
+def wait_until_true(look: Callable[[], object]) -> None:
+    """The same for a test without a loop."""
+    asyncio.run(until_true(look))
 
 
 async def passed(event: asyncio.Event) -> None:

@@ -27,7 +27,7 @@ from aioqueue import (
 from aioqueue.attempt import Cause
 from aioqueue.events import JobRecorded, WorkerStopping
 from aioqueue.outcome import Cancelled
-from tests.kit import Bench, MakeApp, Seen, bench, passed, session, until
+from tests.kit import Bench, MakeApp, Seen, bench, passed, session, until, until_true
 from tests.postgres import Database
 from tests.sql.engine import Session
 
@@ -177,9 +177,7 @@ async def test_a_worker_that_came_to_rest_long_ago_hears_of_it_by_a_hint(make_ap
         await passed(slow.inside)
         assert worker._worker is not None
         floors = worker._worker._maintenance._floors
-        async with asyncio.timeout(30):
-            while not floors.at_rest:  # noqa: ASYNC110 - no event says so
-                await asyncio.sleep(0.01)
+        await until_true(lambda: floors.at_rest)
         assert await guest.job(job.id).cancel() is JobState.RUNNING
         with pytest.raises(JobCancelled):
             await job.result(30)

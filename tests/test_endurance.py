@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from aioqueue import AioQueue, JobTransaction, LimitSettings, PoolSettings
 from aioqueue.events import Event, JobRecorded, ListenerConnected
-from tests.kit import PATIENCE, Seen, session, until
+from tests.kit import PATIENCE, Seen, session, until, until_true
 from tests.postgres import Database
 from tests.sql.engine import Session
 
@@ -93,9 +93,7 @@ async def test_60_starts_and_stops_leave_no_task_thread_or_connection(worker_dsn
             case _:
                 await idle()
         assert asyncio.all_tasks() == before[0]
-        async with asyncio.timeout(PATIENCE):
-            while threads() - threads_before:  # noqa: ASYNC110 - a job's thread ends by itself, a moment after its worker
-                await asyncio.sleep(0.001)
+        await until_true(lambda: threads() <= threads_before)  # a job's thread ends by itself, a moment after its worker
     await until(watcher, gone)
     assert open_files() <= before[1]
     assert ran == [-1, *range(0, 60, 4)]

@@ -6,7 +6,6 @@ The jobs here block the loop until the database, or a thread of the test, says s
 import asyncio
 import re
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -17,9 +16,8 @@ from psycopg import Connection
 from aioqueue import AioQueue, JobFailed, JobTransaction, LeaseSettings, LimitSettings, Retry, TimeLimitExceeded
 from aioqueue.events import JobLost, JobRecorded, LeaseLost, LoopBlocked, Observers, WorkerStopping
 from aioqueue.guard import Guard
-from aioqueue.sql import place
 from aioqueue.store import Store
-from tests.kit import PATIENCE, PAUSE, Seen, session
+from tests.kit import PATIENCE, Seen, session, turn_until
 from tests.postgres import Database
 from tests.sql.engine import Session
 
@@ -59,28 +57,38 @@ class Gate:
         monkeypatch.setattr(app.store, "record_in_thread", gated)
 
 
-def wait_until(dsn: str, schema: str, condition: str) -> None:
-    """Wait in the thread that calls; the loop stands still meanwhile, if it is the loop's."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        while not conn.execute(place(condition, schema).encode()).fetchone():
-            time.sleep(PAUSE)
+@pytest.fixture
+def written(app: AioQueue, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Is set once the guard has written an outcome: a job waits for it in the loop's own thread, which blocks the loop."""
+    over = threading.Event()
+
+    def write(record: Record) -> dict[Any, str]:
+        try:
+            return record()
+        finally:
+            over.set()
+
+    Gate(app, monkeypatch, write)
+    return over
+
+
+def block(until: threading.Event) -> None:
+    assert until.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("kind", ["plain", "own"])
 async def test_a_job_that_blocks_the_loop_past_its_limit_is_recorded_once_and_its_neighbours_keep_their_lease(
-    app: AioQueue, boss: Session, seen: Seen, owner_dsn: str, kind: str
+    app: AioQueue, boss: Session, seen: Seen, written: threading.Event, kind: str
 ) -> None:
     """With a transaction of its own, too: its late commit is refused, and that is not said a second time."""
 
-    def block() -> str:
-        wait_until(owner_dsn, boss.store.schema, "SELECT 1 FROM aioqueue.attempt")
+    async def plain() -> str:
+        block(written)
         return "late"
 
-    async def plain() -> str:
-        return block()
-
     async def own(tx: JobTransaction) -> str:
-        return block()
+        block(written)
+        return "late"
 
     work: Any = app.task(name="work", timeout=0.1, retry=Retry(base=3600, jitter=False))(own if kind == "own" else plain)
     async with app, app.worker():
@@ -88,8 +96,8 @@ async def test_a_job_that_blocks_the_loop_past_its_limit_is_recorded_once_and_it
         blocks = [await seen.wait(LoopBlocked, over=over) for over in (False, True)]
         event = await seen.wait(JobRecorded, job_id=job.id)
     assert {(block.job_id, block.task) for block in blocks} == {(job.id, "work")}
-    # The line in this file, rather than the driver's that it waits in.
-    assert all(re.search(r"test_guard\.py:\d+ in wait_until$", block.where) for block in blocks)
+    # The line in this file, rather than the library's that it waits in.
+    assert all(re.search(r"test_guard\.py:\d+ in block$", block.where) for block in blocks)
     assert len(seen.all(LoopBlocked)) == 2
     assert (event.state, len(seen.all(JobRecorded))) == ("scheduled", 1)
     assert "blocked the event loop" in (event.error or "") and event.reason == "time limit"
@@ -98,10 +106,12 @@ async def test_a_job_that_blocks_the_loop_past_its_limit_is_recorded_once_and_it
     assert (attempt, reason) == (1, "time limit")
 
 
-async def test_a_time_out_of_the_guard_is_retried_by_the_task_s_policy(app: AioQueue, boss: Session, owner_dsn: str) -> None:
+async def test_a_time_out_of_the_guard_is_retried_by_the_task_s_policy(
+    app: AioQueue, boss: Session, written: threading.Event
+) -> None:
     @app.task(name="never", timeout=0.1, retry=Retry(on={TimeLimitExceeded: False}))
     async def never() -> None:
-        wait_until(owner_dsn, boss.store.schema, "SELECT 1 FROM aioqueue.attempt")
+        block(written)
 
     async with app, app.worker():
         job = await never.enqueue()
@@ -195,9 +205,7 @@ async def test_the_loop_wakes_while_the_guard_writes_and_the_worker_stops_withou
         assert inner is not None
         job = await work.enqueue()
         await seen.wait(LoopBlocked)
-        async with asyncio.timeout(PATIENCE):
-            while inner.running:  # noqa: ASYNC110 - no event says it
-                await asyncio.sleep(0)
+        await turn_until(lambda: not inner.running)
         assert any(job.id in fence for fence in inner._slots.known()), "no claim's answer is looked for in its place"
         stopping = asyncio.create_task(running.__aexit__(None, None, None))
         await seen.wait(WorkerStopping)

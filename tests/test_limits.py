@@ -12,7 +12,7 @@ from psycopg import AsyncConnection
 from aioqueue import AioQueue, InvalidOption, JobContext, JobTransaction, TaskDefinitionError, TenantStatus
 from aioqueue.sql import as_sql
 from aioqueue.store import Store
-from tests.kit import PAUSE, MakeApp
+from tests.kit import MakeApp, until_true
 from tests.postgres import Database
 from tests.sql.engine import Session, entry
 
@@ -35,6 +35,9 @@ class Watcher:
 
     async def rows(self, statement: str) -> list[tuple[object, ...]]:
         return await (await self.conn.execute(as_sql(statement, self.schema))).fetchall()
+
+    async def holds(self, condition: str) -> bool:
+        return await self.rows(condition) == [(True,)]
 
     async def look(self) -> None:
         rows = await self.rows(RUNNING)
@@ -68,9 +71,7 @@ async def watched(watcher: Watcher) -> AsyncIterator[None]:
 
 async def until(watcher: Watcher, rows: str, number: int) -> None:
     """Wait until there are so many."""
-    async with asyncio.timeout(PATIENCE):
-        while await watcher.rows(f"SELECT count(*) FROM aioqueue.{rows}") != [(number,)]:  # noqa: ASYNC110 - no event says it
-            await asyncio.sleep(PAUSE)
+    await until_true(lambda: watcher.holds(f"SELECT count(*) = {number} FROM aioqueue.{rows}"))
 
 
 async def all_done(watcher: Watcher, number: int, state: str = "succeeded") -> None:
@@ -358,10 +359,8 @@ async def test_virtual_time_goes_past_what_is_parked(make_app: MakeApp, watcher:
         await app.get("add").options(tenant="T").enqueue_many([(n,) for n in range(50)])
         async with app.worker():
             await until(watcher, "parked", 50)
-            async with asyncio.timeout(PATIENCE):
-                come = "SELECT aioqueue.virtual_time(aioqueue.lane('default', 0)) >= 50000"
-                while await watcher.rows(come) != [(True,)]:  # noqa: ASYNC110 - no event says it
-                    await asyncio.sleep(PAUSE)
+            come = "SELECT aioqueue.virtual_time(aioqueue.lane('default', 0)) >= 50000"
+            await until_true(lambda: watcher.holds(come))
             job = await app.get("add").options(tenant="U").enqueue(1)
             assert await job.result(PATIENCE) == 2
 

@@ -20,7 +20,7 @@ from aioqueue.connector import connection_string
 from aioqueue.events import DatabaseLost, DatabaseRecovered, Event, ListenerConnected, Observers
 from aioqueue.listen import Kind, Listener, channel
 from aioqueue.store import Store
-from tests.kit import PATIENCE, PAUSE
+from tests.kit import PATIENCE, turn_until, until
 from tests.postgres import Database
 from tests.sql.engine import Session
 
@@ -109,6 +109,9 @@ def notified(boss: Session) -> Callable[[str], Awaitable[object]]:
     return lambda name: boss.rows("SELECT pg_notify(%s, '')", name)
 
 
+NONE_LISTENS = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = %s)"
+
+
 async def listening(boss: Session) -> int:
     return int(await boss.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", NAME))
 
@@ -191,7 +194,7 @@ async def test_fifty_lost_sessions_are_each_replaced_and_caught_up(
         for conn in sessions.all[:-1]:
             assert conn.closed
         assert listener.connected
-    assert await last_session(boss) == 0
+    await until(boss, NONE_LISTENS, NAME)
     assert [type(event) for event in events] == [ListenerConnected, *[DatabaseLost, DatabaseRecovered, ListenerConnected] * 50]
     assert all(event.loop == "listener" for event in events if isinstance(event, DatabaseLost | DatabaseRecovered))
 
@@ -208,8 +211,7 @@ async def test_the_number_of_a_lost_session_is_free_at_once(sessions: Sessions, 
         (lost,) = sessions.all
         number = lost.fileno()
         await boss.rows("SELECT pg_terminate_backend(%s)", lost.info.backend_pid)
-        while lost.pgconn.status == pq.ConnStatus.OK:  # noqa: ASYNC110 - no event says it
-            await asyncio.sleep(0)
+        await turn_until(lambda: lost.pgconn.status != pq.ConnStatus.OK)
         # libpq has closed the socket: the next one has its number, and is told to the loop before the listener has its turn.
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
             here, there = (one, other) if one.fileno() == number else (other, one)
@@ -222,13 +224,6 @@ async def test_the_number_of_a_lost_session_is_free_at_once(sessions: Sessions, 
             async with asyncio.timeout(PATIENCE):
                 await heard.wait()
             loop.remove_reader(number)
-
-
-async def last_session(boss: Session) -> int:
-    """Wait until the server has ended the sessions that were closed; how many are left."""
-    while await listening(boss):  # noqa: ASYNC110 - no event says it
-        await asyncio.sleep(PAUSE)
-    return 0
 
 
 async def test_two_hundred_starts_and_stops_leave_no_session_and_no_task(
@@ -244,7 +239,7 @@ async def test_two_hundred_starts_and_stops_leave_no_session_and_no_task(
         assert not listener.connected
         assert sessions.all[-1].closed
     assert asyncio.all_tasks() == tasks
-    assert await last_session(boss) == 0
+    await until(boss, NONE_LISTENS, NAME)
 
 
 @asynccontextmanager

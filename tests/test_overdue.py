@@ -10,6 +10,7 @@ import pytest
 import uvloop
 
 from aioqueue.overdue import Overdue
+from tests.kit import turn_until
 
 pytestmark = pytest.mark.anyio
 
@@ -79,9 +80,7 @@ def test_each_event_loop_has_its_own() -> None:
     async def wait(name: str) -> None:
         overdue.add("never", 60)
         overdue.add(name, 0.001)
-        async with asyncio.timeout(10):
-            while names[-1:] != [name]:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+        await turn_until(lambda: names[-1:] == [name])
 
     for name in ("one", "two"):
         asyncio.run(wait(name))

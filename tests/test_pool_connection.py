@@ -7,7 +7,7 @@ import gc
 import inspect
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from aioqueue.database import Database
 from aioqueue.outcome import Failed, Reason
 from aioqueue.pool_connection import PoolConnection
 from aioqueue.settings import PoolSettings
-from tests.kit import Bench, bench
+from tests.kit import Bench, bench, turn_until
 from tests.postgres import Database as ServerDatabase
 from tests.sql.engine import Session
 from tests.tls import encrypted
@@ -49,12 +49,6 @@ async def conn(worker_dsn: str) -> AsyncIterator[PoolConnection]:
         yield connection
     finally:
         await connection.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
 
 def watched(conn: PoolConnection) -> bool:
@@ -84,7 +78,7 @@ async def test_a_server_that_ends_a_session_which_nobody_uses_is_not_listened_to
 ) -> None:
     number = conn.fileno()
     await end_session(database.dsn("superuser"), conn)
-    await until(lambda: not watched(conn))
+    await turn_until(lambda: not watched(conn))
     with pytest.raises(psycopg.OperationalError):
         await conn.execute("SELECT 1")
     assert conn.closed and not watched(conn)
@@ -132,7 +126,7 @@ async def test_a_statement_that_is_cancelled_as_its_answer_has_come_leaves_none_
     for number in range(3):
         statement = asyncio.create_task(conn.execute("SELECT -1"))
         await asyncio.sleep(0)
-        await until(lambda: conn._answer is None or conn._answer.done())
+        await turn_until(lambda: conn._answer is None or conn._answer.done())
         if statement.cancel():
             with pytest.raises(asyncio.CancelledError):
                 await statement
@@ -227,7 +221,7 @@ async def test_who_waits_as_the_connection_is_closed_hears_of_it(conn: PoolConne
     number = conn.fileno()
     async with conn.cursor() as cursor:
         reads = asyncio.create_task(copy_slowly(cursor))
-        await until(lambda: conn._answer is not None)
+        await turn_until(lambda: conn._answer is not None)
         await conn.close()
         await asyncio.wait([reads], timeout=10)
         assert reads.done()
@@ -245,9 +239,9 @@ async def copy_slowly(cursor: psycopg.AsyncCursor[Any]) -> None:
 async def test_a_second_cancellation_leaves_nothing_to_the_next_of_that_number(conn: PoolConnection, worker_dsn: str) -> None:
     number = conn.fileno()
     statement = asyncio.create_task(conn.execute("SELECT pg_sleep(60)"))
-    await until(lambda: conn._answer is not None)
+    await turn_until(lambda: conn._answer is not None)
     statement.cancel()
-    await until(lambda: conn._severing is not None)
+    await turn_until(lambda: conn._severing is not None)
     statement.cancel()
     with pytest.raises(asyncio.CancelledError):
         await statement
@@ -258,7 +252,7 @@ async def test_a_second_cancellation_leaves_nothing_to_the_next_of_that_number(c
 
 async def test_a_second_wait_at_the_same_time_is_refused_and_the_first_has_its_answer(conn: PoolConnection) -> None:
     statement = asyncio.create_task(conn.execute("SELECT 7, pg_sleep(0.2)"))
-    await until(lambda: conn._answer is not None)
+    await turn_until(lambda: conn._answer is not None)
     with pytest.raises(psycopg.OperationalError, match="another statement"):
         await conn.wait(notifies(conn.pgconn))
     row = await (await statement).fetchone()
@@ -271,7 +265,7 @@ async def test_a_wait_whose_socket_another_has_taken_from_the_loop_looks_again(
     """As a waiter of psycopg's does that was closed under, when the number of its socket is that of a new one by now."""
     monkeypatch.setattr(pool_connection, "LOOK_AGAIN", 0.1)
     statement = asyncio.create_task(conn.execute("SELECT pg_sleep(0.1)"))
-    await until(lambda: conn._answer is not None)
+    await turn_until(lambda: conn._answer is not None)
     asyncio.get_running_loop().remove_reader(conn.fileno())
     async with asyncio.timeout(10):
         await statement
@@ -284,7 +278,7 @@ async def test_a_wait_whose_connection_was_closed_under_it_takes_no_other_s_numb
     monkeypatch.setattr(pool_connection, "LOOK_AGAIN", 0.1)
     number = conn.fileno()
     statement = asyncio.create_task(conn.execute("SELECT pg_sleep(60)"))
-    await until(lambda: conn._answer is not None)
+    await turn_until(lambda: conn._answer is not None)
     conn.pgconn.finish()
     await asyncio.wait([statement], timeout=10)
     assert statement.done() and isinstance(statement.exception(), psycopg.OperationalError)
@@ -304,7 +298,7 @@ async def test_a_cancelled_statement_is_over_as_soon_as_its_connection_is_shut(
     monkeypatch.setattr(PoolConnection, "_ask_to_cancel", swallowed)
     monkeypatch.setattr(pool_connection, "CANCEL_SECONDS", 3600.0)
     statement = asyncio.create_task(conn.execute("SELECT pg_sleep(60)"))
-    await until(lambda: conn._answer is not None)
+    await turn_until(lambda: conn._answer is not None)
     statement.cancel()
     await asked.wait()
     pool_connection.sever(conn)

@@ -16,7 +16,7 @@ from aioqueue.context import current_job
 from aioqueue.events import JobAbandoned, JobLost
 from aioqueue.outcome import Cancelled, Failed, Outcome, Reason, Released, Snoozed, Succeeded
 from aioqueue.settings import PoolSettings
-from tests.kit import Bench, bench, passed, session
+from tests.kit import Bench, bench, passed, session, turn_until
 from tests.postgres import Database
 from tests.sql.engine import Session
 
@@ -614,12 +614,9 @@ async def test_a_job_that_is_ended_while_it_waits_for_a_connection_ends_at_once(
 
         at.tasks.task(name="work")(work)
         await at.start("work", '{"n": 1}')
-        async with asyncio.timeout(60):
-            while not inside:  # noqa: ASYNC110 - no event says it, nor the next
-                await asyncio.sleep(0)
-            job = await at.start("work", '{"n": 2}')
-            while not at.database.waiting:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+        await turn_until(lambda: inside)
+        job = await at.start("work", '{"n": 2}')
+        await turn_until(lambda: at.database.waiting)
         at.stop(job, Cause.INTERRUPTED)
         while job.job_id not in at.outcomes:
             at.freed.clear()

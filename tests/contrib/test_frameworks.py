@@ -3,13 +3,11 @@
 FastAPI has tests of its own, test_fastapi.py; what is answered is the same code.
 """
 
-import asyncio
 import importlib
 import json
 import sys
 from collections.abc import Callable
 from typing import Any
-from uuid import UUID
 
 import litestar
 import pytest
@@ -26,7 +24,8 @@ from aioqueue import AioQueue, JobContext
 from aioqueue.contrib import litestar as on_litestar
 from aioqueue.contrib import starlette as on_starlette
 from aioqueue.job import new_job_id
-from tests.kit import PAUSE, MakeApp
+from aioqueue.states import ProgressChanged
+from tests.kit import PATIENCE, MakeApp
 
 MINE, FOREIGN = {"x-tenant": "42"}, {"x-tenant": "43"}
 
@@ -75,8 +74,9 @@ def app(make_app: MakeApp) -> AioQueue:
         async for _ in ctx.track(range(4)):
             pass
         await ctx.progress(0.5, "half")
-        while not await seen(app, ctx.job_id):  # noqa: ASYNC110 - no event says it
-            await asyncio.sleep(PAUSE)
+        async for event in app.job(ctx.job_id).watch(PATIENCE):  # until a follower may have seen it
+            if isinstance(event, ProgressChanged) and event.progress.message == "half":
+                break
         return "done"
 
     @app.task(name="fail")
@@ -89,12 +89,6 @@ def app(make_app: MakeApp) -> AioQueue:
             await ctx.progress(0.1)
 
     return app
-
-
-async def seen(app: AioQueue, job_id: UUID) -> bool:
-    """Whether a follower may have seen the last progress of the job."""
-    progress = await app.job(job_id).progress()
-    return progress is not None and progress.message == "half"
 
 
 def told(text: str) -> list[tuple[str, dict[str, Any]]]:

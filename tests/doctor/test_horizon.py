@@ -13,7 +13,7 @@ from psycopg import AsyncConnection, pq
 from aioqueue.doctor import horizon
 from aioqueue.finding import Finding, Severity
 from tests.doctor.conftest import Examine, Execute, codes, connection
-from tests.kit import PATIENCE, PAUSE
+from tests.kit import PATIENCE, until_true
 from tests.postgres import Database
 
 pytestmark = pytest.mark.anyio
@@ -54,18 +54,22 @@ async def vacuum(shop: Execute, database: Database) -> AsyncIterator[Held]:
 
 async def until_found(look: Examine, role: str) -> Finding:
     """Look until there is a finding: a statement counts once it has run for a moment."""
-    async with asyncio.timeout(PATIENCE):
-        while not (found := (await look(role)).findings):  # noqa: ASYNC110 - no event says it
-            await asyncio.sleep(PAUSE)
-    (finding,) = found
+
+    async def findings() -> tuple[Finding, ...]:
+        return (await look(role)).findings
+
+    (finding,) = await until_true(findings)
+    assert isinstance(finding, Finding)
     return finding
 
 
 async def until_free(vacuum: Held) -> None:
     """Look until nothing is held: autovacuum, which comes when it likes, holds the horizon while it analyses a table."""
-    async with asyncio.timeout(PATIENCE):
-        while await vacuum():  # noqa: ASYNC110 - no event says it
-            await asyncio.sleep(PAUSE)
+
+    async def free() -> bool:
+        return not await vacuum()
+
+    await until_true(free)
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -1,6 +1,5 @@
 """Faults about the queue's own tables: policies, connections, vacuum, jobs that nobody runs, the schema's version."""
 
-import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -14,7 +13,7 @@ from aioqueue.sql import migrations, tables
 from aioqueue.store import Store
 from tests.doctor.conftest import Examine, Execute, Start, codes, examination
 from tests.doctor.conftest import connection as connect
-from tests.kit import PATIENCE, PAUSE
+from tests.kit import until_true
 from tests.postgres import Database
 from tests.sql.engine import Session, entry
 from tests.sql.ranges import id_of
@@ -161,9 +160,12 @@ async def test_autovacuum_off_for_a_table(look: Examine, shop: Execute, own: Quo
 
 async def reloaded(database: Database, schema: str, enough: Callable[[list[Finding]], bool]) -> None:
     """Wait until the server has read its configuration anew."""
-    async with asyncio.timeout(PATIENCE), examination(database, schema, "superuser") as made:
-        while not enough(await vacuum.look(made)):  # noqa: ASYNC110 - no event says it
-            await asyncio.sleep(PAUSE)
+    async with examination(database, schema, "superuser") as made:
+
+        async def read() -> bool:
+            return enough(await vacuum.look(made))
+
+        await until_true(read)
 
 
 @pytest.mark.parametrize("setting", ["autovacuum", "track_counts"])

@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from aioqueue.doctor import clock, notifications
 from aioqueue.finding import Severity
 from tests.doctor.conftest import Examine, Execute, codes, connection
-from tests.kit import PATIENCE, PAUSE
+from tests.kit import until_true
 from tests.postgres import Database
 
 pytestmark = pytest.mark.anyio
@@ -50,17 +50,18 @@ async def test_commits_that_wait_for_each_other(look: Examine, boss: Execute, da
     try:
         async with connection(database.dsn("owner")) as stuck, connection(database.dsn("superuser")) as watch:
             await stuck.execute("SET synchronous_commit = on")
+            waits = f"SELECT FROM pg_stat_activity WHERE pid = {stuck.info.backend_pid} AND wait_event = 'SyncRep'"
             while True:  # until the server has read its configuration anew
                 held = asyncio.create_task(stuck.execute("INSERT INTO shop.colours VALUES ('red'); NOTIFY anything"))
-                waits = f"SELECT FROM pg_stat_activity WHERE pid = {stuck.info.backend_pid} AND wait_event = 'SyncRep'"
-                if await until(watch, waits, held):
+                await until_true(lambda held=held: held.done() or rows(watch, waits))  # type: ignore[misc]
+                if not held.done():
                     break
             looking = asyncio.ensure_future(look())
-            await until(
-                watch,
+            slow = (
                 "SELECT FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE NOT granted AND locktype = 'object'"
-                " AND clock_timestamp() - query_start > interval '0.6 s'",
+                " AND clock_timestamp() - query_start > interval '0.6 s'"
             )
+            await until_true(lambda: rows(watch, slow))
             held.cancel()
             with pytest.raises((asyncio.CancelledError, psycopg.Error)):
                 await held
@@ -69,14 +70,9 @@ async def test_commits_that_wait_for_each_other(look: Examine, boss: Execute, da
         await boss("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
 
 
-async def until(conn: AsyncConnection[Any], query: str, unless: asyncio.Task[Any] | None = None) -> bool:
-    """Wait until a query gives a row; False: the task has ended before."""
-    async with asyncio.timeout(PATIENCE):
-        while await (await conn.execute(query.encode())).fetchone() is None:
-            if unless is not None and unless.done():
-                return False
-            await asyncio.sleep(PAUSE)
-    return True
+async def rows(conn: AsyncConnection[Any], query: str) -> int:
+    """How many rows a query gives."""
+    return (await conn.execute(query.encode())).rowcount
 
 
 async def test_a_queue_that_does_not_drain(
