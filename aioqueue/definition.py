@@ -19,9 +19,11 @@ from typing import Any
 from .context import HeldSession, JobContext, JobTransaction
 from .errors import TaskDefinitionError
 from .job import PRIORITIES
-from .payload import PayloadCodec, ResultCodec, read_signature
+from .payload import PayloadCodec
+from .result_codec import ResultCodec
 from .retry import Retry, check_delay
 from .settings import DEFAULT_QUEUE, TenantSettings, check_name
+from .signature import read_signature
 
 
 class Holds(Enum):

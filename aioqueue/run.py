@@ -27,7 +27,7 @@ from .errors import InvalidPayload, InvalidResult, LeaseLost, TenantRequired, Tr
 from .events import JobAbandoned, JobLost, Observers
 from .middleware import CallNext, Middleware, wrap
 from .outcome import ErrorText, Failed, Outcome, Reason, Released, Succeeded
-from .payload import PLAIN_TYPES
+from .result_codec import PLAIN_TYPES
 from .settings import LimitSettings, TenantSettings
 from .task import Holds, Task, TaskDefinition
 from .threads import JobThreads

@@ -28,15 +28,20 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
+from aioqueue.context import JobContext
+from aioqueue.definition import define
 from aioqueue.errors import InvalidPayload, InvalidResult, TaskDefinitionError
-from aioqueue.payload import PayloadCodec, ResultCodec, check_json, find_unstorable
+from aioqueue.payload import PayloadCodec, check_json
+from aioqueue.result_codec import ResultCodec
+from aioqueue.signature import read_signature
+from aioqueue.unstorable import find_unstorable
 
 LIMIT = 1_000_000
 NAIVE = datetime(2026, 1, 1)
 
 
-def codec(fn: Callable[..., Any]) -> PayloadCodec:
-    return PayloadCodec.of(fn, skip_first=False, task="t")
+def codec(fn: Callable[..., Any], task: str = "t") -> PayloadCodec:
+    return PayloadCodec(read_signature(fn, task=task)[0], task=task)
 
 
 def result(annotation: object) -> ResultCodec:
@@ -177,9 +182,9 @@ def test_no_parameters() -> None:
 
 
 def test_context_is_left_out() -> None:
-    async def job(ctx: str, n: int) -> None: ...
+    async def job(ctx: JobContext, n: int) -> None: ...
 
-    assert PayloadCodec.of(job, skip_first=True, task="t").dump((1,), {}, limit=LIMIT) == '{"n":1}'
+    assert define(job).payload.dump((1,), {}, limit=LIMIT) == '{"n":1}'
 
 
 @pytest.mark.parametrize(
@@ -563,10 +568,10 @@ def test_result_annotation_is_read() -> None:
 
     async def typed() -> "list[int]": ...  # type: ignore[empty-body]
 
-    assert ResultCodec.of(untyped, task="t").dump({"any": 1}, limit=LIMIT) == '{"any":1}'
-    assert ResultCodec.of(typed, task="t").dump([1], limit=LIMIT) == "[1]"
+    assert define(untyped).result.dump({"any": 1}, limit=LIMIT) == '{"any":1}'
+    assert define(typed).result.dump([1], limit=LIMIT) == "[1]"
     with pytest.raises(InvalidResult):
-        ResultCodec.of(typed, task="t").dump(["x"], limit=LIMIT)
+        define(typed).result.dump(["x"], limit=LIMIT)
 
 
 def test_result_annotation_refused() -> None:
@@ -618,15 +623,15 @@ class Bag(BaseModel):
 def test_a_model_under_the_name_of_its_parameter_is_refused_with_the_form_that_is_taken() -> None:
     def pack(bag: Bag) -> None: ...
 
-    codec = PayloadCodec.of(pack, skip_first=False, task="pack")
+    packing = codec(pack, "pack")
     hint = "this task takes the model itself: leave out 'bag' around it"
     with pytest.raises(InvalidPayload, match=hint):
-        codec.dump_value({"bag": {"size": 1}}, limit=1000)
+        packing.dump_value({"bag": {"size": 1}}, limit=1000)
     with pytest.raises(InvalidPayload, match=hint):
-        codec.load('{"bag": {"size": 1}}')
-    assert codec.dump_values([{"bag": {}}, {"size": 1}], limit=1000) is None, "each is looked at by itself"
-    assert codec.load('{"size": 7}')[1]["bag"].size == 7
-    assert codec.load('{"bag": 1}')[1]["bag"].size == 0, "an extra key that is no model is pydantic's affair"
+        packing.load('{"bag": {"size": 1}}')
+    assert packing.dump_values([{"bag": {}}, {"size": 1}], limit=1000) is None, "each is looked at by itself"
+    assert packing.load('{"size": 7}')[1]["bag"].size == 7
+    assert packing.load('{"bag": 1}')[1]["bag"].size == 0, "an extra key that is no model is pydantic's affair"
 
 
 def test_a_model_that_has_such_a_field_takes_it() -> None:
@@ -635,8 +640,8 @@ def test_a_model_that_has_such_a_field_takes_it() -> None:
 
     def pack(bag: Inner) -> None: ...
 
-    codec = PayloadCodec.of(pack, skip_first=False, task="pack")
-    assert codec.load(codec.dump_value({"bag": {"size": 1}}, limit=1000))[1]["bag"].bag == {"size": 1}
+    packing = codec(pack, "pack")
+    assert packing.load(packing.dump_value({"bag": {"size": 1}}, limit=1000))[1]["bag"].bag == {"size": 1}
 
 
 def test_a_refusal_shows_no_values_above_it() -> None:
@@ -644,5 +649,5 @@ def test_a_refusal_shows_no_values_above_it() -> None:
 
     value = "s3" + "cret"
     with pytest.raises(InvalidPayload) as caught:
-        PayloadCodec.of(pack, skip_first=False, task="pack").dump((value,), {}, limit=1000)
+        codec(pack, "pack").dump((value,), {}, limit=1000)
     assert value not in "".join(traceback.format_exception(caught.value))
