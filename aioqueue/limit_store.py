@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from psycopg import AsyncConnection
 
-from .reading import Reading, array
+from .bound_store import BoundStore, array
 
 LOWEST_KEY, HIGHEST_KEY = -(2**63), 2**63 - 1
 
@@ -26,7 +26,7 @@ _CALLS = {
 }
 
 
-class LimitStore(Reading):
+class LimitStore(BoundStore):
     """The operations of limits, bound to one schema."""
 
     def __init__(self, schema: str, calls: Mapping[str, str]) -> None:

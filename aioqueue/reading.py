@@ -1,23 +1,21 @@
-"""What people read of a queue, as rows of named columns; and how every statement of aioqueue is run.
+"""What people read of a queue, as rows of named columns; a base of `Store`.
 
 The statements stand in sql/statements/, one file each, whose header says what is looked at; they are made for the worker's
-role. The base of `Store`. Changes nothing.
+role. Changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from psycopg import AsyncConnection, AsyncCursor
-from psycopg.rows import TupleRow, dict_row, tuple_row
+from psycopg import AsyncConnection
+from psycopg.rows import dict_row
 
+from .bound_store import BoundStore, array
 from .job import PRIORITIES, SUSPECT, JobState, lane
 from .pooler import execute
-from .settings import check_schema_name
-from .sql import as_sql, place, statements
-from .trip import wired
 
 
 class JobPage(NamedTuple):
@@ -28,48 +26,13 @@ class JobPage(NamedTuple):
     last: UUID | None
 
 
-def array(values: Iterable[object]) -> str:
-    # An array literal of numbers or uuids; psycopg's own array dumper costs more than the statement.
-    return "{" + ",".join("NULL" if value is None else str(value) for value in values) + "}"
-
-
-def pairs(values: Mapping[str, str]) -> str:
-    # An array literal of names and values, two by two: what finish and confirm take as settings.
-    plain = "".join([*values, *values.values()])
-    if "\\" in plain or '"' in plain:
-        values = {_escaped(name): _escaped(value) for name, value in values.items()}
-    return "{" + ",".join([f'{{"{name}","{value}"}}' for name, value in values.items()]) + "}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
-
-
-class Reading:
-    """The statements, bound to one schema; `calls` are those of functions."""
-
-    def __init__(self, schema: str, calls: Mapping[str, str]) -> None:
-        self.schema = check_schema_name(schema)
-        texts = {**calls, **statements()}
-        # The texts are this package's own; the only thing put in is the quoted schema name.
-        self.sql = {name: as_sql(text, schema) for name, text in texts.items()}
-        self.wired = {name: wired(place(text, schema)) for name, text in calls.items()}
-        """The calls as a Trip sends them."""
-
-    async def execute(self, conn: AsyncConnection[Any], name: str, params: Sequence[object] = ()) -> AsyncCursor[TupleRow]:
-        """Run one of the statements; rows are tuples and parameters %s, whatever the caller's own cursors make of them."""
-        cursor = AsyncCursor(conn, row_factory=tuple_row)
-        await execute(cursor, self.sql[name], params)
-        return cursor
+class Reading(BoundStore):
+    """What is read, bound to one schema."""
 
     async def _dicts(self, conn: AsyncConnection[Any], name: str, params: Mapping[str, object]) -> list[dict[str, Any]]:
         cursor = conn.cursor(row_factory=dict_row)
         await execute(cursor, self.sql[name], params)
         return await cursor.fetchall()
-
-    async def _value(self, conn: AsyncConnection[Any], name: str, *params: object) -> Any:
-        row = await (await self.execute(conn, name, params)).fetchone()
-        return None if row is None else row[0]
 
     async def list_jobs(
         self,

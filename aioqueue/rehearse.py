@@ -12,7 +12,8 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from .claimed import Claimed
-from .store import EPOCH, LOWEST_ID, LaneQuestion, LaneScan, Store
+from .maintenance_store import EPOCH, LaneQuestion
+from .store import LOWEST_ID, LaneScan, Store
 
 NOBODY = 0
 """No worker's identity: those are drawn from 63 bits."""

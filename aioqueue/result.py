@@ -17,6 +17,7 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg_pool import PoolTimeout
 
+from .client_store import EndedJob
 from .context import InTransaction, running_job
 from .database import Database
 from .errors import AppNotOpen, JobNotFound, NotCommitted, ResultTimeout
@@ -24,7 +25,7 @@ from .events import logger
 from .job import Job, JobStatus
 from .listen import Listener
 from .server import connection_lost
-from .store import EndedJob, Store
+from .store import Store
 from .waiting import Key, Waiter, batches, expired, result_of, standing
 from .wakeup import Notifier
 from .watch import Watch, Watched

@@ -19,9 +19,9 @@ from .claimed import Claimed
 from .database import Database
 from .errors import InvalidResult, LeaseLost, TransactionViolation
 from .identity import MARKER, ROLE, Identity
-from .reading import pairs
 from .settings import Settings
 from .store import NOT_OWNED, REFUSED, VIOLATION, Store
+from .transaction_store import pairs
 
 HAS_TRANSACTION_TIMEOUT = 170000
 _PROCESS = secrets.token_hex(8)

@@ -1,7 +1,8 @@
 """The operations of a job's own transaction, one method each, the connection first; a base of `Store`.
 
 User code may have run before, on the same connection: nothing here is found by a search path, and rows are tuples whatever it has
-set. How the steps follow each other, open_transaction.py and session_transaction.py say.
+set. How the steps follow each other, open_transaction.py and session_transaction.py say. Finish, confirm and scrub have no method
+here: they go together with others, as those modules send them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any, LiteralString
 from psycopg import AsyncConnection, AsyncCursor, sql
 from psycopg.rows import TupleRow, tuple_row
 
+from .bound_store import BoundStore
 from .claimed import Claimed
-from .reading import Reading, pairs
 
 _CALLS = {
+    # Finish and confirm fail with NOT_OWNED or VIOLATION (store.py) where it must not commit; the settings are `pairs`.
     "finish": "SELECT aioqueue.finish(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer, NULL,"
     " p_settings => %s::pg_catalog.text::pg_catalog.text[], p_result => %s::pg_catalog.text::pg_catalog.jsonb)",
     "confirm": "SELECT aioqueue.confirm(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer, NULL,"
@@ -25,28 +27,29 @@ _CALLS = {
 }
 
 
+def pairs(values: Mapping[str, str]) -> str:
+    # An array literal of names and values, two by two: what finish and confirm take as settings.
+    plain = "".join([*values, *values.values()])
+    if "\\" in plain or '"' in plain:
+        values = {_escaped(name): _escaped(value) for name, value in values.items()}
+    return "{" + ",".join([f'{{"{name}","{value}"}}' for name, value in values.items()]) + "}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
 async def _select(conn: AsyncConnection[Any], columns: Sequence[LiteralString], params: Sequence[str]) -> AsyncCursor[TupleRow]:
     # Rows are tuples and parameters %s, whatever the caller's own cursors make of them.
     cursor = AsyncCursor(conn, row_factory=tuple_row)
     return await cursor.execute(sql.SQL("SELECT {}").format(sql.SQL(", ").join(map(sql.SQL, columns))), params)
 
 
-class TransactionStore(Reading):
+class TransactionStore(BoundStore):
     """The operations of a job's transaction, bound to one schema."""
 
     def __init__(self, schema: str, calls: Mapping[str, str]) -> None:
         super().__init__(schema, {**calls, **_CALLS})
-
-    async def finish(self, conn: AsyncConnection[Any], job: Claimed, *, expected: Mapping[str, str], result: str) -> None:
-        """Record success in the job's own transaction; psycopg.Error with SQLSTATE AQ002 or AQ003 when it must not commit.
-
-        `expected`: the settings that must be as they were when it began.
-        """
-        await self.execute(conn, "finish", (*job.fence, pairs(expected), result))
-
-    async def confirm(self, conn: AsyncConnection[Any], job: Claimed, *, expected: Mapping[str, str]) -> None:
-        """Hold the job for this worker until the commit; psycopg.Error with SQLSTATE AQ002 or AQ003. `expected` as in finish."""
-        await self.execute(conn, "confirm", (*job.fence, pairs(expected)))
 
     async def read_back(self, conn: AsyncConnection[Any], job: Claimed) -> str:
         """After a commit without an answer: 'succeeded', 'ours' (it did not commit) or 'lost'."""
@@ -84,10 +87,3 @@ class TransactionStore(Reading):
         """Take another role for the rest of the transaction, and keep in setting `seen` the one that it was."""
         await _select(conn, ["pg_catalog.set_config(%s, pg_catalog.current_setting('role'), true)"], [seen])
         await self.set_role(conn, role)
-
-    async def scrub(self, conn: AsyncConnection[Any]) -> AsyncCursor[TupleRow]:
-        """Take from the server's session what a job left on it: after a transaction, behind a pooler also before one.
-
-        Its row says how many of the driver's statements are still prepared.
-        """
-        return await self.execute(conn, "scrub")

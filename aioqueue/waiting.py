@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from .client_store import EndedJob
 from .errors import JobCancelled, JobFailed, ResultInvalid
 from .job import Job
 from .states import JobState
-from .store import EndedJob
 from .watch import Watched
 
 BATCH = 5_000

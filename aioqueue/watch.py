@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
+from .client_store import EndedJob
 from .errors import ResultError
 from .job import Job
 from .states import JobEnded, JobEvent, JobState, ProgressChanged, StateChanged
-from .store import EndedJob
 
 
 @dataclass(slots=True)

@@ -35,9 +35,10 @@ from psycopg import AsyncConnection
 from aioqueue.claimed import Claimed
 from aioqueue.floor import KeyFloors, LaneFloor
 from aioqueue.job import lane
+from aioqueue.maintenance_store import LaneQuestion
 from aioqueue.migrate import migrate
 from aioqueue.sql import as_sql, functions
-from aioqueue.store import LOWEST_ID, Claims, LaneQuestion, LaneScan, Store
+from aioqueue.store import LOWEST_ID, Claims, LaneScan, Store
 from benchmarks import kit
 
 LANE = lane("default", 0)

@@ -25,7 +25,8 @@ from psycopg import AsyncConnection
 
 from aioqueue.claimed import Claimed
 from aioqueue.floor import Floors
-from aioqueue.store import EPOCH, LOWEST_ID, NOT_OWNED, WORKER_DEAD, LaneQuestion, LaneScan, Store, Tick
+from aioqueue.maintenance_store import EPOCH, LaneQuestion, Tick
+from aioqueue.store import LOWEST_ID, NOT_OWNED, WORKER_DEAD, LaneScan, Store
 from benchmarks.mixed_jobs import NewJob, enqueue_many
 from tests.life_model import LANES, QUEUES, SUSPECTS, Life, Open, World
 from tests.postgres import Database

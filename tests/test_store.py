@@ -16,19 +16,11 @@ from psycopg.rows import dict_row
 from aioqueue.errors import ConfigurationError
 from aioqueue.floor import Snapshot
 from aioqueue.job import Position, lane, new_job_id, new_job_ids
+from aioqueue.maintenance_store import EPOCH, LaneQuestion
 from aioqueue.new_jobs import NewJobs
 from aioqueue.pool_connection import PoolConnection
 from aioqueue.sql import as_sql, functions, quote_schema
-from aioqueue.store import (
-    EPOCH,
-    LOWEST_ID,
-    NOT_OWNED,
-    VIOLATION,
-    WORKER_DEAD,
-    LaneQuestion,
-    LaneScan,
-    Store,
-)
+from aioqueue.store import LOWEST_ID, NOT_OWNED, VIOLATION, WORKER_DEAD, LaneScan, Store
 from benchmarks.mixed_jobs import NewJob, enqueue_many, split
 from tests.postgres import Database
 

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 from psycopg import AsyncConnection
 
+from aioqueue.client_store import EndedJob
 from aioqueue.database import Database
 from aioqueue.events import Observers
 from aioqueue.job import Job, JobState, JobStatus
@@ -18,7 +19,7 @@ from aioqueue.listen import Listener
 from aioqueue.result import ResultReader
 from aioqueue.settings import PoolSettings
 from aioqueue.states import JobEvent
-from aioqueue.store import EndedJob, Store
+from aioqueue.store import Store
 from aioqueue.wakeup import Notifier
 from tests.postgres import Database as PlainDatabase
 from tests.sql.engine import Session, entry

@@ -14,9 +14,10 @@ import psycopg
 from aioqueue.database import Database
 from aioqueue.events import Observers
 from aioqueue.floor import Floors
+from aioqueue.maintenance_store import Tick
 from aioqueue.outage import Outage
 from aioqueue.settings import LeaseSettings, WorkerSettings
-from aioqueue.store import Store, Tick
+from aioqueue.store import Store
 
 from .promote import Promoter
 from .rescue import Rescuer

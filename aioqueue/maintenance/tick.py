@@ -12,7 +12,8 @@ from datetime import datetime, timedelta
 
 from aioqueue.database import Database
 from aioqueue.floor import Floors
-from aioqueue.store import EPOCH, LaneQuestion, Store, Tick
+from aioqueue.maintenance_store import EPOCH, LaneQuestion, Tick
+from aioqueue.store import Store
 
 MARGIN = timedelta(seconds=1)
 """The floor of scheduled stays this far behind the clock, which may be set back a little."""

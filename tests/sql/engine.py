@@ -20,8 +20,10 @@ from psycopg.pq import TransactionStatus
 from aioqueue.claimed import Claimed
 from aioqueue.floor import LaneFloor
 from aioqueue.job import lane, new_job_id
+from aioqueue.maintenance_store import LaneQuestion, Tick
 from aioqueue.sql import as_sql, functions
-from aioqueue.store import LOCKED, LOWEST_ID, Claims, LaneQuestion, LaneScan, Store, Tick
+from aioqueue.store import LOCKED, LOWEST_ID, Claims, LaneScan, Store
+from aioqueue.transaction_store import pairs
 from benchmarks.mixed_jobs import NewJob, enqueue_many
 
 T = TypeVar("T")
@@ -169,17 +171,18 @@ class Session:
         await self.begin()
         await self.store.set_local(self.conn, {setting: job.tenant or "", "aioqueue_job.marker": "marker", "row_security": "on"})
 
-    def _expected(self, job: Claimed) -> dict[str, str]:
-        return {
+    def _expected(self, job: Claimed) -> str:
+        """As `Terms.expected` makes it."""
+        return pairs({
             "app.tenant": job.tenant or "", "aioqueue_job.marker": "marker", "row_security": "on", "role": "none",
             "session_authorization": self.user,
-        }  # fmt: skip
+        })  # fmt: skip
 
     async def finish(self, job: Claimed, result: str = "null") -> None:
-        await self.store.finish(self.conn, job, expected=self._expected(job), result=result)
+        await self.store.execute(self.conn, "finish", (*job.fence, self._expected(job), result))
 
     async def confirm(self, job: Claimed) -> None:
-        await self.store.confirm(self.conn, job, expected=self._expected(job))
+        await self.store.execute(self.conn, "confirm", (*job.fence, self._expected(job)))
 
     async def rescue(self, worker: int = 0, limit: int = 100) -> tuple[int, int] | None:
         found = await self.store.rescue(self.conn, worker=worker, limit=limit)

@@ -18,7 +18,7 @@ async def test_settings_temporary_tables_locks_cursors_and_listens_go(one: Sessi
     await one.begin()
     await one.rows("DECLARE c CURSOR WITH HOLD FOR SELECT 1")
     await one.commit()
-    await one.store.scrub(one.conn)
+    await one.store.execute(one.conn, "scrub")
     assert await one.value("SELECT current_setting('app.tenant', true)") in ("", None)
     assert await one.value("SHOW search_path") == '"$user", public'
     assert await one.value("SHOW statement_timeout") == "0"
@@ -32,10 +32,10 @@ async def test_a_role_taken_is_given_back(connect: Connect) -> None:
     root = await connect("superuser")
     me = await root.value("SELECT session_user")
     await root.rows("SET SESSION AUTHORIZATION aioqueue_worker")
-    await root.store.scrub(root.conn)
+    await root.store.execute(root.conn, "scrub")
     assert await root.value("SELECT session_user || current_user") == me * 2
 
 
 async def test_it_may_be_called_again(one: Session) -> None:
     for _ in range(3):
-        await one.store.scrub(one.conn)
+        await one.store.execute(one.conn, "scrub")

@@ -7,8 +7,9 @@ from uuid import UUID
 import pytest
 
 from aioqueue.job import Position, lane, new_job_ids
+from aioqueue.maintenance_store import LaneQuestion
 from aioqueue.new_jobs import NewJobs
-from aioqueue.store import LOWEST_ID, LaneQuestion
+from aioqueue.store import LOWEST_ID
 from tests.sql.conftest import Connect
 from tests.sql.engine import GATE, GATED, LANE, NO_XID, Floors, Session, changed, entry
 

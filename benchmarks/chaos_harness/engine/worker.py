@@ -26,6 +26,7 @@ from aioqueue.outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Rele
 from aioqueue.pending import encode, parts
 from aioqueue.settings import PoolSettings
 from aioqueue.store import LOCKED, LOWEST_ID, NOT_OWNED, WORKER_DEAD, LaneScan
+from aioqueue.transaction_store import pairs
 
 from .audit import FloorAudit
 from .model import LEASE, Chaos
@@ -264,4 +265,4 @@ class ChaosWorker:
     async def _finish_here(self, job: Claimed) -> None:
         values = {"aioqueue_job.marker": "chaos", "app.tenant": job.tenant or "", "row_security": "on"}
         await self._store.set_local(self.conn, values)
-        await self._store.finish(self.conn, job, expected=values, result="null")
+        await self._store.execute(self.conn, "finish", (*job.fence, pairs(values), "null"))
