@@ -34,6 +34,7 @@ from .location import Location
 from .middleware import Middleware, check_middleware
 from .options import check_tenant
 from .patience import once_reached
+from .registry import Opened
 from .running import RunningWorker
 from .services import Services
 from .session_factory import SessionFactory, check_factory
@@ -51,7 +52,7 @@ from .settings import (
 )
 from .states import JobEvent
 from .store import Store
-from .task import BoundTask, Opened, Task
+from .task import BoundTask, Task
 from .wakeup import Notifier
 
 R = TypeVar("R")

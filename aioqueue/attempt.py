@@ -13,9 +13,9 @@ from enum import Enum
 from typing import Any
 
 from .claimed import Claimed
+from .definition import TaskDefinition
 from .errors import TimeLimitExceeded, TransactionViolation
 from .outcome import Cancel, Cancelled, ErrorText, Failed, Outcome, Reason, Released, RetryIn, Snooze, Snoozed
-from .task import TaskDefinition
 
 QUERY_CANCELED = "57014"
 """SQLSTATE of a statement that was ended."""

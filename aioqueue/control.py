@@ -13,8 +13,8 @@ from typing import Any
 
 from .enqueue import Enqueuing
 from .errors import InvalidOption
+from .registry import Opened
 from .settings import check_name
-from .task import Opened
 
 BATCH = 2000
 """Jobs moved in one transaction."""

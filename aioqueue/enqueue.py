@@ -43,11 +43,11 @@ from .new_jobs import NewJobs, Parts
 from .options import Options
 from .payload import check_json
 from .pool import AllInUse
+from .registry import Opened, TaskRegistry
 from .server import connection_lost
 from .services import Services
 from .settings import Settings
 from .store import Store
-from .task import Opened, TaskRegistry
 from .wakeup import Notifier
 
 TRIES = 5

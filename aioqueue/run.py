@@ -23,13 +23,14 @@ from .attempt import Cause, Run
 from .claimed import Claimed, Reports
 from .context import HeldSession, InTransaction, JobContext, JobTransaction, running_job
 from .database import NoFreeConnection
+from .definition import Holds, TaskDefinition
 from .errors import InvalidPayload, InvalidResult, LeaseLost, TenantRequired, TransactionViolation
 from .events import JobAbandoned, JobLost, Observers
 from .middleware import CallNext, Middleware, wrap
 from .outcome import ErrorText, Failed, Outcome, Reason, Released, Succeeded
 from .result_codec import PLAIN_TYPES
 from .settings import LimitSettings, TenantSettings
-from .task import Holds, Task, TaskDefinition
+from .task import Task
 from .threads import JobThreads
 
 # The members of an enum are looked up by code in Python: at each job that would show.

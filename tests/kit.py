@@ -20,11 +20,11 @@ from aioqueue.database import Database
 from aioqueue.events import Event, Observers
 from aioqueue.job import new_job_id
 from aioqueue.outcome import Outcome
+from aioqueue.registry import TaskRegistry
 from aioqueue.run import Runner
 from aioqueue.session_factory import SessionFactory
 from aioqueue.settings import LeaseSettings, LimitSettings, PoolSettings, Settings, TenantSettings
 from aioqueue.store import Store
-from aioqueue.task import TaskRegistry
 from aioqueue.transaction import JobTransactions
 from benchmarks.mixed_jobs import NewJob, enqueue_many
 from tests.sql.engine import Session

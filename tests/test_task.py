@@ -21,8 +21,9 @@ from aioqueue.definition import Holds, define
 from aioqueue.errors import InvalidOption, InvalidPayload, TaskDefinitionError, UnknownTask
 from aioqueue.job import Job, JobSource
 from aioqueue.new_jobs import NewJobs
+from aioqueue.registry import TaskRegistry
 from aioqueue.retry import Retry
-from aioqueue.task import Task, TaskRegistry
+from aioqueue.task import Task
 from benchmarks.mixed_jobs import NewJob, split
 
 pytestmark = pytest.mark.anyio

@@ -19,6 +19,7 @@ from aioqueue.app import AioQueue
 from aioqueue.attempt import Cause, Run
 from aioqueue.claimed import Claimed
 from aioqueue.database import Database
+from aioqueue.definition import Holds
 from aioqueue.events import Event, JobClaimed, JobLost, JobRecorded, JobsPromoted, JobsRescued, Observers
 from aioqueue.job import PRIORITIES, SUSPECT, lane
 from aioqueue.listen import Kind
@@ -26,7 +27,6 @@ from aioqueue.outcome import Reason, Released
 from aioqueue.settings import WorkerSettings
 from aioqueue.sql import as_sql
 from aioqueue.store import LOWEST_ID, WORKER_DEAD, LaneScan
-from aioqueue.task import Holds
 from aioqueue.worker import Worker
 
 from .faults import Faults

@@ -21,6 +21,7 @@ from psycopg.rows import tuple_row
 from aioqueue.app import AioQueue
 from aioqueue.attempt import Cause
 from aioqueue.claimed import Claimed
+from aioqueue.definition import Holds
 from aioqueue.events import JobClaimed
 from aioqueue.identity import Identity
 from aioqueue.new_jobs import NewJobs
@@ -29,7 +30,6 @@ from aioqueue.pending import encode, parts
 from aioqueue.run import Runner
 from aioqueue.sql import as_sql
 from aioqueue.store import LaneScan
-from aioqueue.task import Holds
 from aioqueue.version import VERSION
 
 from .engine import POSITION

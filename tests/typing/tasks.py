@@ -14,8 +14,8 @@ from aioqueue.context import JobContext, JobTransaction
 from aioqueue.contrib.sqlalchemy import JobSession
 from aioqueue.job import Job
 from aioqueue.new_jobs import NewJobs
+from aioqueue.registry import TaskRegistry
 from aioqueue.retry import Retry
-from aioqueue.task import TaskRegistry
 
 
 class App(TaskRegistry):
