@@ -7,14 +7,12 @@ on the pool an enqueue is tried again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import random
-import re
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
@@ -22,20 +20,11 @@ from uuid import UUID
 import psycopg
 from pydantic import BaseModel
 
-from .callers import ASYNCHRONOUS, SYNCHRONOUS, AsyncCaller, SyncCaller, recognise
+from .callers import AsyncCaller, SyncCaller, awaited, blocking
 from .callers.caller import Statements
-from .callers.refusal import refusal
+from .callers.refusal import refusals, retry_refusal
 from .context import HeldSession, InTransaction, JobTransaction, current_job
-from .errors import (
-    DuplicateJob,
-    InvalidOption,
-    JobNotFound,
-    RetryRefused,
-    SchemaError,
-    TenantRequired,
-    TransactionAborted,
-    UnknownTask,
-)
+from .errors import JobNotFound, TenantRequired, UnknownTask
 from .job import Job, JobSource, JobState
 from .job_connection import JobConnection
 from .listen import Kind
@@ -59,12 +48,6 @@ AT_A_TIME = 100_000
 
 ENDED: tuple[Kind, ...] = ("ready", "done")
 """Hints after a cancel: to the job's worker, and to those who wait for its end."""
-ABORTED, TAKEN, INVALID, HOMELESS = "25P02", "23505", "22023", "AQ004"
-"""SQLSTATEs of a refused enqueue: the transaction is aborted, the id is taken, an option is invalid, it needs a tenant."""
-TOO_OLD = "42883"
-"""SQLSTATE of an enqueue on the caller's connection in a database whose schema has no such function yet."""
-NOT_ENDED = "55000"
-"""SQLSTATE of a refused retry: the job is neither dead nor cancelled."""
 
 R = TypeVar("R")
 
@@ -122,8 +105,8 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
                 await self._enqueue_on_pool(jobs, parts)
             return
         jobs = jobs.joined(parts)
-        caller = _awaited(joined)
-        with _refusals():
+        caller = awaited(joined)
+        with refusals():
             xid = await caller.fetch(self._statements.enqueue_alike, *jobs.parameters)
         if isinstance(joined, InTransaction):
             joined.hints.add("ready")
@@ -134,8 +117,8 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
     def enqueue_jobs_sync(self, jobs: NewJobs, parts: Iterable[NewJobs] = (), *, on: object | None) -> None:
         """Do as `enqueue_jobs` on the connection or session `on`, which blocks."""
         jobs = self._prepare(jobs, on).joined(self._prepare(part, on) for part in parts)
-        caller = _blocking(on)
-        with _refusals():
+        caller = blocking(on)
+        with refusals():
             xid = caller.fetch(self._statements.enqueue_alike, *jobs.parameters)
         self._watch(caller, xid, jobs.ids, kinds=("ready",))
 
@@ -150,8 +133,8 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
             for kind in ENDED:
                 services.notifier.hint(kind)
         else:
-            caller = _awaited(on)
-            with _refusals():
+            caller = awaited(on)
+            with refusals():
                 answer = await caller.fetch(self._statements.cancel_job, str(job.id), tenant)
             word, _, xid = (answer or "").partition(" ")
             state = JobState(word) if word else None
@@ -168,14 +151,14 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
         tenant = as_seen_here(job).tenant
         on = self._joined(on)
         new: UUID | None
-        with _refusals(), _retries(job.id):
+        with refusals(), retry_refusal(job.id):
             if on is None:
                 services = self.services("retry()")
                 async with services.database.for_caller() as conn:
                     new = await self.store.retry_job(conn, job.id, tenant=tenant)
                 services.notifier.hint("ready")
             else:
-                caller = _awaited(on)
+                caller = awaited(on)
                 answer = await caller.fetch(self._statements.retry_job, str(job.id), tenant)
                 word, _, xid = (answer or "").partition(" ")
                 new = UUID(word) if word else None
@@ -214,7 +197,7 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
         if name in self.tasks:
             return await self.get(name).bound(options, on=on).enqueue_payload(given)
         if on is not None and on is not self and not isinstance(on, JobTransaction):
-            known = json.loads(await _awaited(on).fetch(self._statements.known_tasks) or "[]")
+            known = json.loads(await awaited(on).fetch(self._statements.known_tasks) or "[]")
         else:
             async with self.services(f"enqueue_by_name({name!r})").database.for_caller() as conn:
                 known = await self.store.known_tasks(conn)
@@ -253,7 +236,7 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
                 # Written or not, the same ids again make it exactly one job each. Waiting for others in vain is no loss.
                 lost = connection_lost(error) and not isinstance(error, AllInUse)
                 if attempt == tries or not lost or (give_up is not None and time.monotonic() > give_up):
-                    with _refusals():
+                    with refusals():
                         raise
                 give_up = give_up or time.monotonic() + self.settings.pool.deadline
                 await asyncio.sleep(random.uniform(0, PAUSE * attempt))
@@ -308,66 +291,3 @@ def as_seen_here(job: Job[R]) -> Job[R]:
     if running is None or job.tenant is not None or job.leaves_tenant:
         return job
     return job.of_tenant(str(running.tenant or "") or None)
-
-
-def _awaited(on: object) -> AsyncCaller:
-    caller = recognise(on.connection if isinstance(on, JobTransaction) else on)
-    if isinstance(caller, AsyncCaller):
-        return caller
-    if caller is None:
-        raise InvalidOption("on", f"expected {ASYNCHRONOUS}, a JobTransaction or the app, got {_name(on)}")
-    raise InvalidOption("on", f"{_name(on)} blocks: use enqueue_sync(…) with it, or give {ASYNCHRONOUS}")
-
-
-def _blocking(on: object | None) -> SyncCaller:
-    caller = recognise(on)
-    if isinstance(caller, SyncCaller):
-        return caller
-    if on is None:
-        raise InvalidOption("on", f"enqueue_sync writes with your connection only: .options(on=…) with {SYNCHRONOUS}")
-    if caller is None:
-        raise InvalidOption("on", f"expected {SYNCHRONOUS}, got {_name(on)}")
-    raise InvalidOption("on", f"{_name(on)} is awaited: use 'await ….enqueue(…)' with it, or give {SYNCHRONOUS}")
-
-
-def _name(on: object) -> str:
-    cls = type(on)
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-
-
-@contextlib.contextmanager
-def _retries(job_id: UUID) -> Iterator[None]:
-    """Give the refusal to run a job again an error of its own."""
-    try:
-        yield
-    except Exception as error:
-        said = refusal(error)
-        if said is None or said.sqlstate != NOT_ENDED:
-            raise
-        raise RetryRefused(job_id, said.message) from None
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Give what the server refuses aioqueue's own errors, whichever library tells of it; all else passes."""
-    try:
-        yield
-    except Exception as error:
-        said = refusal(error)
-        state = "" if said is None else said.sqlstate
-        if said is not None and state == TOO_OLD and "enqueue_alike(" in said.message:
-            raise SchemaError("the schema is older than this code: as its owner, run python -m aioqueue migrate") from error
-        if said is None or state not in (ABORTED, TAKEN, INVALID, HOMELESS):
-            raise
-        if state == ABORTED:
-            raise TransactionAborted from None
-        if state == INVALID:
-            raise InvalidOption("job", said.message) from None
-        homeless = re.search(r"task (.+) runs for a tenant only", said.message)
-        if homeless is not None:
-            raise TenantRequired(homeless[1]) from None
-        # sql/functions/same_jobs.sql says which id is taken.
-        taken = re.search(r"job id ([0-9a-f-]{36}) ", said.message)
-        if taken is None:
-            raise
-        raise DuplicateJob(UUID(taken[1])) from error

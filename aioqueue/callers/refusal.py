@@ -1,8 +1,24 @@
-"""What the server said when it refused a statement, whatever error the caller's library has made of it."""
+"""What the server said when it refused a statement, whatever error the caller's library has made of it.
+
+What enqueues, cancels and retries are refused with is given aioqueue's own errors here; all else passes as it came.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator
 from typing import NamedTuple
+from uuid import UUID
+
+from aioqueue.errors import DuplicateJob, InvalidOption, RetryRefused, SchemaError, TenantRequired, TransactionAborted
+
+ABORTED, TAKEN, INVALID, HOMELESS = "25P02", "23505", "22023", "AQ004"
+"""SQLSTATEs of a refused enqueue: the transaction is aborted, the id is taken, an option is invalid, it needs a tenant."""
+TOO_OLD = "42883"
+"""SQLSTATE of an enqueue on the caller's connection in a database whose schema has no such function yet."""
+NOT_ENDED = "55000"
+"""SQLSTATE of a refused retry: the job is neither dead nor cancelled."""
 
 
 class Refusal(NamedTuple):
@@ -25,3 +41,41 @@ def refusal(error: BaseException) -> Refusal | None:
             found = Refusal(state, str(said).partition("\n")[0])
         below = getattr(below, "orig", None) or below.__cause__
     return found
+
+
+@contextlib.contextmanager
+def retry_refusal(job_id: UUID) -> Iterator[None]:
+    """Give the refusal to run a job again an error of its own."""
+    try:
+        yield
+    except Exception as error:
+        said = refusal(error)
+        if said is None or said.sqlstate != NOT_ENDED:
+            raise
+        raise RetryRefused(job_id, said.message) from None
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Give what the server refuses aioqueue's own errors, whichever library tells of it; all else passes."""
+    try:
+        yield
+    except Exception as error:
+        said = refusal(error)
+        state = "" if said is None else said.sqlstate
+        if said is not None and state == TOO_OLD and "enqueue_alike(" in said.message:
+            raise SchemaError("the schema is older than this code: as its owner, run python -m aioqueue migrate") from error
+        if said is None or state not in (ABORTED, TAKEN, INVALID, HOMELESS):
+            raise
+        if state == ABORTED:
+            raise TransactionAborted from None
+        if state == INVALID:
+            raise InvalidOption("job", said.message) from None
+        homeless = re.search(r"task (.+) runs for a tenant only", said.message)
+        if homeless is not None:
+            raise TenantRequired(homeless[1]) from None
+        # sql/functions/same_jobs.sql says which id is taken.
+        taken = re.search(r"job id ([0-9a-f-]{36}) ", said.message)
+        if taken is None:
+            raise
+        raise DuplicateJob(UUID(taken[1])) from error
