@@ -1,6 +1,6 @@
 """What clients do, one method each, the connection first: enqueue, cancel, retry, look at jobs by their id; a base of `Store`.
 
-And the hints that go with it. The SQL stands in sql/functions/; which of it a client's role may call, in migrate.py.
+And the hints that go with it. The SQL stands in sql/functions/; which of it a client's role may call, in rights.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Brings the schema to this code's version, checks at start that the two fit, and grants the roles their rights.
+"""Brings the schema to this code's version, checks at start that the two fit, and grants the roles their rights (rights.py).
 
 Migrations run in one transaction under a transaction-scoped advisory lock, so any number of processes may start at once,
 behind a transaction-mode pooler too. Nothing else in aioqueue runs DDL.
@@ -12,18 +12,18 @@ import shlex
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import psycopg
 from psycopg import sql
 
 from .connector import connection_string
 from .errors import SchemaError
+from .rights import Kind, grants, holders
 from .server import deadline
 from .settings import DEFAULT_SCHEMA, RetentionSettings, check_schema_name
 from .sql import as_sql, functions, migrations, place, quote_schema
 
-Kind = Literal["worker", "client"]
+__all__ = ["grant", "grants", "migrate"]  # what the documentation names; the rest is the package's
 
 ANSWER_SECONDS = 10.0
 """Seconds that one small call may take."""
@@ -35,17 +35,6 @@ PAUSES = (1.0, 2.0, 4.0, 8.0)
 """Seconds between its attempts."""
 TURN_SECONDS = 60.0
 """Seconds that it waits for another migration of the schema to end."""
-
-CLIENT_FUNCTIONS = (
-    "enqueue", "enqueue_many", "enqueue_alike", "cancel_job", "retry_job", "read_outcomes", "job_status", "notify",
-    "known_tasks", "follow",
-)  # fmt: skip
-WORKER_FUNCTIONS = (
-    *CLIENT_FUNCTIONS, "claim", "tick", "promote", "record", "finish", "confirm", "register_worker", "beat", "resign",
-    "rescue", "rescue_orphans", "scrub", "lane", "read_back", "make_ranges", "prune_range", "prune_default",
-    "unknown_claims", "set_tenant", "set_queue", "wait_for_claims", "settle_limits", "park_tenant", "sweep_parked", "unpark",
-    "report", "sweep_progress",
-)  # fmt: skip
 
 _VERSION_TABLE = """
 CREATE TABLE IF NOT EXISTS aioqueue.schema_version (
@@ -291,52 +280,6 @@ async def _check_encoding(conn: psycopg.AsyncConnection) -> None:
             f"this database is encoded as {encoding}, which cannot store every text that a job may hold: make one with "
             "CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
         )
-
-
-async def holders(conn: psycopg.AsyncConnection, *, schema: str) -> list[tuple[Kind, str]]:
-    """Roles that hold a worker's or a client's rights by now: they are given those to new functions as well."""
-    cursor = await conn.execute(
-        "SELECT p.proname, r.rolname FROM pg_catalog.pg_proc p"
-        " JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace,"
-        " LATERAL pg_catalog.aclexplode(p.proacl) a JOIN pg_catalog.pg_roles r ON r.oid = a.grantee"
-        " WHERE n.nspname = %s AND p.proname IN ('claim', 'enqueue') AND a.grantee <> p.proowner",
-        (schema,),
-    )
-    rows = await cursor.fetchall()
-    workers = {role for function, role in rows if function == "claim"}
-    clients = {role for function, role in rows if function == "enqueue"} - workers
-    found: list[tuple[Kind, str]] = [("worker", role) for role in sorted(workers)]
-    return found + [("client", role) for role in sorted(clients)]
-
-
-def grants(*, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") -> str:
-    """Return the exact rights of a role: 'worker' (runs jobs, sees all) or 'client' (enqueue, cancel, status, result)."""
-    who = sql.Identifier(role).as_string(None)
-    name = quote_schema(schema)
-    lines = [f"GRANT USAGE ON SCHEMA {name} TO {who};", f"GRANT SELECT ON {name}.schema_version TO {who};"]
-    if kind == "worker":
-        tables = (
-            "job",
-            "live",
-            "scheduled",
-            "outcome",
-            "attempt",
-            "cancel",
-            "worker",
-            "task",
-            "jobs",
-            "tenant",
-            "limits",
-            "queue",
-            "held",
-            "parked",
-            "progress",
-        )
-        lines += [f"GRANT SELECT ON {name}.{table} TO {who};" for table in tables]
-    # Function signatures are left to the server: every function has one.
-    allowed = WORKER_FUNCTIONS if kind == "worker" else CLIENT_FUNCTIONS
-    lines += [f"GRANT EXECUTE ON FUNCTION {name}.{function} TO {who};" for function in allowed]
-    return "\n".join(lines)
 
 
 async def grant(dsn: str, *, role: str, schema: str = DEFAULT_SCHEMA, kind: Kind = "worker") -> None:

@@ -31,7 +31,8 @@ from aioqueue.cli.output import print_table, shorten
 from aioqueue.eventlog import EventLog, describe
 from aioqueue.events import Event, JobAbandoned, JobClaimed, JobRecorded, OfJob, WorkerStopped
 from aioqueue.lines import age
-from aioqueue.migrate import code_version, grants, script
+from aioqueue.migrate import code_version, script
+from aioqueue.rights import grants
 from aioqueue.sql import Migration, migrations, quote_schema
 from tests.kit import session
 from tests.postgres import Database

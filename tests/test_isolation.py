@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from aioqueue.cli.main import cli
 from aioqueue.errors import JobNotFound
 from aioqueue.job import Job, JobState, new_job_id
-from aioqueue.migrate import CLIENT_FUNCTIONS
+from aioqueue.rights import CLIENT_FUNCTIONS
 from tests.kit import MakeApp
 from tests.sql.conftest import boss, connect, guest, one
 from tests.sql.engine import Session, entry, progress

@@ -8,7 +8,8 @@ from dataclasses import asdict
 import click
 
 from aioqueue import migrate as migrations
-from aioqueue.migrate import Kind, SchemaStatus
+from aioqueue.migrate import SchemaStatus
+from aioqueue.rights import Kind, holders
 from aioqueue.sql import quote_schema
 
 from .failure import UNHEALTHY, Common, Misuse
@@ -84,7 +85,7 @@ def _sql(common: Common, role: str | None, kind: Kind) -> str:
 async def _script(place: Place) -> str:
     async with migrations.connect(place.dsn) as conn:
         status = await migrations.status(conn, schema=place.schema)
-        roles = await migrations.holders(conn, schema=place.schema)
+        roles = await holders(conn, schema=place.schema)
     nothing = f"-- schema {quote_schema(place.schema)} is at version {status.version}: nothing to do"
     return migrations.script(schema=place.schema, since=status.version, roles=roles) or nothing
 

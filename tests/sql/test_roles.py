@@ -5,7 +5,7 @@ import json
 import psycopg
 import pytest
 
-from aioqueue.migrate import CLIENT_FUNCTIONS, WORKER_FUNCTIONS
+from aioqueue.rights import CLIENT_FUNCTIONS, WORKER_FUNCTIONS
 from aioqueue.sql import functions
 from tests.sql.conftest import Connect
 from tests.sql.engine import Session, entry, progress
