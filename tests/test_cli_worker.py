@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ import click
 import pytest
 
 from aioqueue.cli.options import address
-from tests.kit import session
+from tests.kit import session, wait_until_true
 from tests.postgres import Database
 from tests.sql.engine import Session
 
 TASKS = """
-import asyncio, logging, os, time, warnings
+import asyncio, gc, logging, os, time, warnings
 from pathlib import Path
 from aioqueue import AioQueue, JobContext, LimitSettings
 
@@ -34,13 +33,18 @@ app = AioQueue(schema=os.environ["AIOQUEUE_SCHEMA"], limits=LimitSettings(abando
 async def add(a: int, b: int) -> int:
     return a + b
 
+@app.task(name="out_of_reach")
+def out_of_reach() -> tuple[bool, bool]:
+    "Whether what was imported, and what a job makes, is walked over by the garbage collector."
+    made: list[object] = [object()]
+    walked = {id(each) for each in gc.get_objects()}
+    return id(app) in walked, id(made) in walked
+
 @app.task(name="until")
 async def until(path: str) -> str:
-    "Run until the file is there."
+    "Run until somebody writes into this pipe."
     print("started", flush=True)
-    while not Path(path).exists():
-        await asyncio.sleep(0.01)
-    return "saw it"
+    return await asyncio.to_thread(Path(path).read_text)
 
 @app.task(name="for_ever")
 async def for_ever() -> None:
@@ -187,16 +191,28 @@ def test_drain_ends_when_nothing_is_ready(start: Start, run: Run) -> None:
     assert f"claimed add {elsewhere} (attempt 1)" in said and f"succeeded add {elsewhere} (attempt 1)" in said
 
 
+def test_the_garbage_collector_does_not_walk_over_what_was_imported(start: Start, run: Run) -> None:
+    job_id = enqueue(run, "out_of_reach")
+    code, said = start("--drain").end()
+    assert code == 0, said
+
+    async def read(one: Session) -> Any:
+        return (await one.rows("SELECT result FROM aioqueue.outcome WHERE job_id = %s", job_id))[0][0]
+
+    assert run(read) == [False, True]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_drains(start: Start, run: Run, directory: Path, number: signal.Signals) -> None:
-    job_id = enqueue(run, "until", f'{{"path": "{directory}/there"}}')
+    os.mkfifo(directory / "pipe")
+    job_id = enqueue(run, "until", f'{{"path": "{directory}/pipe"}}')
     worker = start()
     worker.wait_started()
     waiting = enqueue(run, "for_ever", queue="q")
     worker.signal(number)
     worker.wait_line("claiming nothing more")
     after = enqueue(run, "add", '{"a": 1, "b": 2}')
-    (directory / "there").touch()
+    (directory / "pipe").write_text("go on")
     assert worker.end()[0] == 0
     assert facts(run, job_id) == ("succeeded", 1, 0)
     assert (facts(run, after)[:2], facts(run, waiting)[:2]) == (("ready", 0), ("ready", 0))
@@ -229,10 +245,13 @@ def test_the_third_signal_exits_although_the_loop_is_blocked(start: Start, run: 
     job_id = enqueue(run, "blocks")
     worker = start(loop)
     worker.wait_started()
+
     # The loop cannot say that it has seen one; equal signals that come together count as one.
-    while worker.process.poll() is None:
+    def ended() -> bool:
         worker.signal()
-        time.sleep(0.01)
+        return worker.process.poll() is not None
+
+    wait_until_true(ended)
     code, said = worker.end()
     assert (code, "third signal" in said) == (1, True)
     assert facts(run, job_id) == ("running", 1, 0), "its lease decides"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -110,6 +111,9 @@ def worker(
             queues=names or None, concurrency=concurrency, drain=drain or None, grace=grace, migrate=migrate,
             health=health,
         )  # fmt: skip
+        # What has been imported stays as long as the process: no collection while jobs run need walk over it.
+        gc.collect()
+        gc.freeze()
         with asyncio.Runner(loop_factory=_loop_factory() if uvloop else None) as runner:
             ctx.exit(_run(runner.get_loop(), _work(app, given_dsn(common, app), wanted, verbose=common.verbose)))
 

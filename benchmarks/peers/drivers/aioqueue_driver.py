@@ -1,6 +1,7 @@
 """aioqueue itself, driven as its peers are."""
 
 import asyncio
+import gc
 import time
 from typing import Any
 
@@ -50,7 +51,10 @@ class Aioqueue(Driver):
         await migrate.migrate(self.dsn)
         worker = self.app.settings.worker
         loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
-        return {"version": VERSION, "settings": f"concurrency={worker.concurrency}, pool={self.app.settings.pool.size}, {loop}"}
+        return {
+            "version": VERSION,
+            "settings": f"concurrency={worker.concurrency}, pool={self.app.settings.pool.size}, {loop}, gc.freeze()",
+        }
 
     async def open(self) -> None:
         if not self.opened:
@@ -87,6 +91,8 @@ class Aioqueue(Driver):
 
     async def start(self) -> None:
         await self.open()
+        gc.collect()
+        gc.freeze()  # as `python -m aioqueue worker` does
         self.context = self.app.worker()
         await self.context.__aenter__()
 
