@@ -3,7 +3,7 @@
 What stands here is the public interface; everything else may change between versions.
 """
 
-from .app import AioQueue, RunningWorker
+from .app import AioQueue
 from .claimed import JobFacts
 from .context import JobContext, JobTransaction, current_job
 from .control import TenantStatus
@@ -42,6 +42,7 @@ from .job_log import JobLogFilter
 from .middleware import CallNext, Middleware
 from .outcome import Cancel, RetryIn, Snooze
 from .retry import Retry
+from .running import RunningWorker
 from .settings import LeaseSettings, LimitSettings, PoolSettings, RetentionSettings, Settings, TenantSettings, WorkerSettings
 from .states import JobEnded, JobEvent, Progress, ProgressChanged, StateChanged
 from .task import BoundTask, Task

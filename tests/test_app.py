@@ -230,7 +230,7 @@ async def test_a_database_that_cannot_be_reached_leaves_the_app_closed(make_app:
 
 async def test_windows_own_event_loop_is_refused_with_the_way_out(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "ProactorEventLoop", type(asyncio.get_running_loop()), raising=False)
-    monkeypatch.setattr("aioqueue.app.sys.platform", "win32")
+    monkeypatch.setattr("aioqueue.opening.sys.platform", "win32")
     with pytest.raises(ConfigurationError, match="SelectorEventLoop"):
         await make_app().open()
 

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import NoReturn
 
-from aioqueue.app import RunningWorker
 from aioqueue.frames import stack, where
+from aioqueue.running import RunningWorker
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 LAST_MOMENT = 1.0

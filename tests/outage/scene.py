@@ -14,9 +14,9 @@ from uuid import UUID
 from psycopg import OperationalError
 
 from aioqueue import AioQueue, JobContext, JobTransaction, Retry
-from aioqueue.app import RunningWorker
 from aioqueue.clock import clock
 from aioqueue.events import DatabaseLost, DatabaseRecovered, JobLost
+from aioqueue.running import RunningWorker
 from aioqueue.settings import LeaseSettings, LimitSettings, PoolSettings, WorkerSettings
 from aioqueue.task import Task
 from tests.kit import Seen
