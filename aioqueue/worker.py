@@ -12,7 +12,7 @@
     └── a job each   an asyncio task of its own                   run.py, transaction.py
 
 A loop that fails is started again (keep.py). How the worker stops stands in stop.py, what a user holds of it in running.py.
-The listener and the notifier belong to the app (app.py), which lends them.
+The listener and the notifier belong to the app (services.py), which lends them.
 """
 
 from __future__ import annotations
