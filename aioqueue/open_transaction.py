@@ -1,7 +1,8 @@
 """One transaction of a job, from BEGIN with the tenant set locally to a fenced statement, COMMIT and the scrub in one trip.
 
-Three round trips beside the user's own (DESIGN.md, "A job's own transaction"). User code has a connection object of its own,
-which is dead before the ending begins. Decides nothing about outcomes: it raises, and run.py turns that into one.
+Two round trips beside the user's own; one where jobs wait for connections: each begins in the trip that ends the one before. User
+code has a connection object of its own, which is dead before the ending begins. Decides nothing about outcomes: it raises, and
+run.py turns that into one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .identity import MARKER, ROLE, Identity
 from .job_connection import LEFT, JobConnection
 from .nested import Nesting, OnConnection
 from .pool_connection import PoolConnection, sever
-from .pooler import SESSION, SharedConnection
+from .pooler import SharedConnection
 from .server import deadline
 from .settings import Settings
 from .store import Store
@@ -144,11 +145,11 @@ class OpenTransaction:
 
     def _prepare_beginning(self, conn: PoolConnection) -> Trip:
         self._conn = conn
-        values = self._terms.local_settings(self._seconds, server_version=conn.pgconn.server_version)
+        shared = isinstance(conn, SharedConnection)
+        values = self._terms.local_settings(self._seconds, server_version=conn.pgconn.server_version, foreign=shared)
         trip = self._beginning = Trip(conn)
         trip.add(conn._get_tx_start_command(), prepare=True)
-        if isinstance(conn, SharedConnection):
-            values["client_connection_check_interval"] = SESSION["client_connection_check_interval"]
+        if shared:
             self._add_scrub(trip)  # of strangers: behind a pooler the session was theirs
         given = self._identity.settings  # which come first
         number = len(given)

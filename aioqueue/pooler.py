@@ -14,13 +14,14 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 
 from .pool_connection import PoolConnection
 
+CLIENT_CHECK = {"client_connection_check_interval": "5s"}
+"""With it a client that has gone is noticed in the middle of a statement, too."""
 SESSION = {
     "statement_timeout": "5s",
     "lock_timeout": "2s",
     # A policy on our own tables is an error, not an empty queue.
     "row_security": "off",
-    # A client that has gone is noticed in the middle of a statement, too.
-    "client_connection_check_interval": "5s",
+    **CLIENT_CHECK,
 }
 """What the runtime's statements run under, on every connection."""
 REPORTED = ("client_encoding", "DateStyle", "TimeZone", "IntervalStyle", "application_name", "standard_conforming_strings")

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,20 +19,18 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
-from .callers.caller import Statement
 from .callers.refusal import refusal
-from .callers.sqlalchemy import as_text
 from .claimed import Claimed
 from .context import HeldSession, InTransaction
 from .database import Database, NoFreeConnection
 from .errors import ConfigurationError, TransactionViolation
 from .identity import MARKER, ROLE, Identity
 from .nested import Nesting
-from .pooler import SESSION
 from .session_check import check_engine
 from .session_driver import SET_BEFORE, Below, below
 from .session_factory import AUTOCOMMIT, EngineSession, engine_of
 from .session_guard import SWALLOWED, SessionConnection, SessionGuard, broke
+from .session_nested import PLAIN, NestedSession, named, text
 from .settings import Settings
 from .store import Store
 from .terms import MISCONFIGURED, Terms, read_back, refusal_of_end
@@ -43,17 +41,6 @@ ABORTED = "25P02"
 TRIES = 3
 """Connections that are tried: of those that died in the pool SQLAlchemy drops all, once one has shown."""
 KEPT = "aioqueue: set when it was connected"
-PLAIN = {"stream_results": False, "yield_per": None}
-"""Whatever user code has set for the connection's statements."""
-
-
-@functools.lru_cache(maxsize=100)
-def _text(statement: str) -> Any:
-    return as_text(Statement(tuple(statement.split("%s"))))
-
-
-def _named(params: Sequence[object]) -> dict[str, object]:
-    return {f"p{number}": value for number, value in enumerate(params, 1)}
 
 
 @functools.lru_cache(maxsize=100)
@@ -63,11 +50,8 @@ def _composed(kind: type[HeldSession[Any]], base: type[AsyncSession]) -> type[An
     return given if issubclass(given, base) else type(kind.__name__, (given, base), {})
 
 
-class OpenSession:
+class OpenSession(NestedSession):
     """One transaction of a job in one session; ended by `finish` or `abort`, given back by `release`."""
-
-    face: Any
-    """The session that user code is given; there once it has begun."""
 
     def __init__(
         self,
@@ -155,8 +139,8 @@ class OpenSession:
         conn, face = self._sync, self.face
         dialect: Any = conn.dialect
         version = dialect.server_version_info
-        values = self._terms.local_settings(seconds, server_version=version[0] * 10000 + (version[1] if version[1:] else 0))
-        values["client_connection_check_interval"] = SESSION["client_connection_check_interval"]
+        number = version[0] * 10000 + (version[1] if version[1:] else 0)
+        values = self._terms.local_settings(seconds, server_version=number, foreign=True)
         async with self._as_runtime(self._settings.pool.deadline):
             await AsyncSession.connection(face)  # it begins of itself
             if KEPT not in conn.info:
@@ -178,38 +162,6 @@ class OpenSession:
         nesting.on = self
         self._guard.let_user_code(nesting)
         InTransaction.__init__(face, self._job, nesting)
-
-    # -- what nested tenants are made of ---------------------------------------------------------------------------------
-
-    @contextlib.asynccontextmanager
-    async def savepoint(self) -> AsyncIterator[None]:
-        """Open one, with an identity map of its own: what was loaded for one tenant is not found by another."""
-        face = self.face
-        await face.flush()
-        outer = list(face.sync_session)
-        face.expunge_all()
-        try:
-            async with face.begin_nested():
-                await AsyncSession.connection(face)  # SAVEPOINT is sent with the first use of it
-                yield
-        finally:
-            face.expunge_all()
-            face.add_all(outer)
-
-    async def switch_local(self, names: Sequence[str], values: Mapping[str, str]) -> Sequence[str | None]:
-        """Flush what is the tenant's so far, then read and set; see nested.py."""
-        await self.face.flush()
-        calls = ", ".join(["pg_catalog.set_config(%s, %s, true)"] * len(values))
-        reads = ", ".join(["pg_catalog.current_setting(%s, true)"] * len(names))
-        params = [part for pair in values.items() for part in pair] + list(names)
-        with self._guard.as_runtime():
-            row = await self._fetch(f"SELECT s.*, {calls} FROM (SELECT {reads} OFFSET 0) s", params)  # noqa: S608 - fixed parts
-        return list(row)[: len(names)]
-
-    async def set_role(self, role: str) -> None:
-        """Take a role for the rest of the transaction."""
-        with self._guard.as_runtime():
-            await self._fetch("SELECT pg_catalog.set_config('role', %s, true)", [role])
 
     # -- ending ----------------------------------------------------------------------------------------------------------
 
@@ -246,9 +198,9 @@ class OpenSession:
         self._doubt = "last"
         if self._identity.role is not None:
             leave = "SELECT pg_catalog.set_config(%s, pg_catalog.current_setting('role'), true)"
-            conn.execute(_text(leave), _named([ROLE]), execution_options=PLAIN)
-            conn.execute(_text("SELECT pg_catalog.set_config('role', %s, true)"), _named([self._role]), execution_options=PLAIN)
-        conn.execute(_text(self._store.sql["finish"].as_string(None)), _named(params), execution_options=PLAIN)
+            conn.execute(text(leave), named([ROLE]), execution_options=PLAIN)
+            conn.execute(text("SELECT pg_catalog.set_config('role', %s, true)"), named([self._role]), execution_options=PLAIN)
+        conn.execute(text(self._store.sql["finish"].as_string(None)), named(params), execution_options=PLAIN)
         self._committing = True
 
     def _meaning(self, error: Exception) -> Exception:
@@ -352,7 +304,3 @@ class OpenSession:
                 yield
         finally:
             timer.cancel()
-
-    async def _fetch(self, statement: str, params: Sequence[object] = ()) -> Sequence[Any]:
-        result = await AsyncConnection.execute(self._conn, _text(statement), _named(params), execution_options=PLAIN)
-        return result.one()

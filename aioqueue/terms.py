@@ -19,6 +19,7 @@ from .claimed import Claimed
 from .database import Database
 from .errors import InvalidResult, LeaseLost, TransactionViolation
 from .identity import MARKER, ROLE, Identity
+from .pooler import CLIENT_CHECK
 from .settings import Settings
 from .store import NOT_OWNED, REFUSED, VIOLATION, Store
 from .transaction_store import pairs
@@ -68,10 +69,16 @@ class Terms:
         self.settings = settings
         self.marker = f"{job.worker}:{job.attempt}:{_PROCESS}:{next(_numbers)}"
 
-    def local_settings(self, seconds: float, *, server_version: int) -> dict[str, str]:
-        """What is set for the transaction, before anything else; `seconds` is what is left of the job's time limit."""
+    def local_settings(self, seconds: float, *, server_version: int, foreign: bool = False) -> dict[str, str]:
+        """What is set for the transaction, before anything else; `seconds` is what is left of the job's time limit.
+
+        `foreign`: the server's session has not begun with the runtime's values: it is the application's, or a pooler's.
+        """
         limits = _limits(seconds, self.settings.lease.lease, self.settings.limits.rollback, server_version)
-        return {**self.identity.settings, MARKER: self.marker, **limits}
+        values = {**self.identity.settings, MARKER: self.marker, **limits}
+        if foreign:
+            values |= CLIENT_CHECK
+        return values
 
     def expected(self, role: str, user: str | None) -> str:
         """Every setting that must be at the end as it was at the beginning, as finish and confirm take them.
