@@ -33,7 +33,7 @@ E = TypeVar("E", bound=Event)
 
 PATIENCE = 60.0
 """Seconds after which a wait is a failure."""
-PAUSES = (0.005, 0.02)
+PAUSES = (0.005, 0.05)
 """Seconds between two looks, first and at last: one after the other would take the machine from what is waited for."""
 
 

@@ -1,7 +1,6 @@
 """A flow: the session's database with the tables that tasks write to, and worker processes that do not outlive the test."""
 
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 from psycopg import AsyncConnection
@@ -16,14 +15,14 @@ from tests.sql.engine import Session
 
 
 @pytest.fixture
-async def flow(database: Database, schema: str, tmp_path: Path) -> AsyncIterator[Flow]:
+async def flow(database: Database, schema: str) -> AsyncIterator[Flow]:
     conn = await AsyncConnection.connect(database.dsn("owner"), autocommit=True)
-    flow = Flow(Session(conn, Store(schema)), database.dsn("worker"), schema, tmp_path)
+    flow = Flow(Session(conn, Store(schema)), database.dsn("worker"), schema)
     try:
         await conn.execute(TABLES)
         yield flow
     finally:
-        flow.kill_all()
+        flow.close()
         await conn.execute("DROP SCHEMA flow CASCADE")
         await conn.close()
 
@@ -52,7 +51,7 @@ def superuser_dsn(database: Database) -> str:
 
 
 @pytest.fixture
-async def own_server(request: pytest.FixtureRequest, schema: str, tmp_path: Path) -> AsyncIterator[tuple[Server, Flow, str]]:
+async def own_server(request: pytest.FixtureRequest, schema: str) -> AsyncIterator[tuple[Server, Flow, str]]:
     """A server that the test may crash: what was committed stays, unlike on the session's."""
     with Server(int(str(request.config.getoption("postgres")))) as server:
         database = server.create()
@@ -63,9 +62,9 @@ async def own_server(request: pytest.FixtureRequest, schema: str, tmp_path: Path
         await migrate.grant(owner, schema=schema, role="aioqueue_worker", kind="worker")
         conn = await AsyncConnection.connect(owner, autocommit=True)
         await conn.execute(TABLES)
-        flow = Flow(Session(conn, Store(schema)), database.dsn("worker"), schema, tmp_path)
+        flow = Flow(Session(conn, Store(schema)), database.dsn("worker"), schema)
         try:
             yield server, flow, owner
         finally:
-            flow.kill_all()
+            flow.close()
             await flow.owner.conn.close()

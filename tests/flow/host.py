@@ -10,6 +10,7 @@ import sys
 
 from aioqueue.errors import ConfigurationError
 from tests.flow.tasks import app
+from tests.kit import until_true
 
 
 def say(what: str) -> None:
@@ -53,8 +54,7 @@ async def restarts() -> None:
     """Start and stop a worker twenty times, idle each time."""
     for _ in range(20):
         async with app, app.worker() as worker:
-            while worker.problems():  # noqa: ASYNC110 - a worker that has come up sets no event
-                await asyncio.sleep(0.001)
+            await until_true(lambda worker=worker: not worker.problems())  # type: ignore[misc]
     others = asyncio.all_tasks() - {asyncio.current_task()}
     say(f"{len(others)} tasks are left")
 

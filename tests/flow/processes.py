@@ -1,21 +1,26 @@
 """Worker processes of the tests: started by the command line as users do, watched through the database, killed at the end."""
 
 import asyncio
+import contextlib
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from psycopg import OperationalError
+from psycopg import AsyncConnection, OperationalError
 
 from aioqueue.job import new_job_id
 from benchmarks.mixed_jobs import NewJob, enqueue_many
-from tests.kit import PATIENCE
+from tests.kit import PATIENCE, until_true
 from tests.sql.engine import Session
 
 ROOT = Path(__file__).parents[2]
@@ -24,19 +29,35 @@ TABLES = """
 CREATE SCHEMA flow;
 CREATE TABLE flow.note (job_id uuid NOT NULL, attempt integer NOT NULL, pid integer NOT NULL, what text NOT NULL,
                         at timestamptz NOT NULL DEFAULT clock_timestamp());
-CREATE TABLE flow.gate (open boolean);
 CREATE TABLE flow.counted (job_id uuid NOT NULL);
 GRANT USAGE ON SCHEMA flow TO aioqueue_worker;
 GRANT SELECT, INSERT ON ALL TABLES IN SCHEMA flow TO aioqueue_worker;
 """
 
 
-@dataclass
 class Process:
-    """One worker process; `log` is what it wrote."""
+    """One worker process; `log` is what it wrote, which the test's loop reads as it comes."""
 
-    process: subprocess.Popen[bytes]
-    path: Path
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self._output = process.stdout.fileno()
+        self._wrote = bytearray()
+        self._more = asyncio.Event()
+        self._over = False
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(self._output, False)
+        self._loop.add_reader(self._output, self._read)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while not self._over:
+                said = os.read(self._output, 65536)
+                self._wrote += said
+                if not said:  # it has ended
+                    self._over = True
+                    self._loop.remove_reader(self._output)
+        self._more.set()
 
     @property
     def pid(self) -> int:
@@ -44,7 +65,8 @@ class Process:
 
     @property
     def log(self) -> str:
-        return self.path.read_text()
+        self._read()
+        return self._wrote.decode(errors="replace")
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -58,42 +80,87 @@ class Process:
         """Wait until it has written this so often."""
         async with asyncio.timeout(PATIENCE):
             while self.log.count(text) < times:
-                assert self.process.poll() is None or self.log.count(text) >= times, f"the process ended:\n{self.log}"
-                await asyncio.sleep(0.02)
+                assert not self._over, f"the process ended:\n{self.log}"
+                self._more.clear()
+                await self._more.wait()
 
     async def ended(self) -> int:
         """Wait until it has ended by itself; its exit code."""
         async with asyncio.timeout(PATIENCE):
-            while (code := self.process.poll()) is None:  # noqa: ASYNC110 - another process sets no event of ours
-                await asyncio.sleep(0.02)
-        return code
+            return await self.end()
+
+    async def end(self) -> int:
+        """The same, however long that takes."""
+        while not self._over:
+            self._more.clear()
+            await self._more.wait()
+        return self.process.wait(10)
+
+    def close(self) -> None:
+        """End it, whatever it does, and print what it wrote: pytest shows it where the test failed."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.kill()
+        print(f"--- process {self.pid}, exit code {self.process.returncode}\n{self.log[-4000:]}")
+        self._over = True
+        self._loop.remove_reader(self._output)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+class Gate:
+    """What tasks wait at that are to be caught in the middle, in any process: a socket that is listened on until it is open.
+
+    It knows of no database, which a test may break. Nobody is answered: at the end of the listener all who wait are cut off.
+    """
+
+    def __init__(self) -> None:
+        self._home = tempfile.mkdtemp(prefix="aioqueue-gate-", dir="/tmp")
+        self.path = f"{self._home}/gate"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen(1000)
+
+    def open(self) -> None:
+        """Let everybody go on, those too who come later."""
+        shutil.rmtree(self._home, ignore_errors=True)
+        self._listener.close()
 
 
 @dataclass
 class Flow:
-    """A database, the worker processes on it, and questions about both. Polls; only a hang meets the limit."""
+    """A database, the worker processes on it, and questions about both; only a hang meets the limit."""
 
     owner: Session
     dsn: str
     schema: str
-    directory: Path
     evidence: str | None = None
     """Where tasks note what they do, when it is not `dsn`, which a test may break."""
     processes: list[Process] = field(default_factory=list)
+    gate: Gate = field(default_factory=Gate)
 
     def run(self, *arguments: str, dsn: str | None = None, **settings: float | None) -> Process:
         """Start a process of Python with these arguments, on `dsn` (the flow's), with settings of tests/flow/tasks.py."""
-        path = self.directory / f"process-{len(self.processes)}.log"
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "AIOQUEUE_", "FLOW_"))}
-        environ |= {"AIOQUEUE_DSN": dsn or self.dsn, "AIOQUEUE_SCHEMA": self.schema, "PYTHONUNBUFFERED": "1"}
+        environ |= {
+            "AIOQUEUE_DSN": dsn or self.dsn,
+            "AIOQUEUE_SCHEMA": self.schema,
+            "PYTHONUNBUFFERED": "1",
+            "FLOW_GATE": self.gate.path,
+        }
         environ |= {f"FLOW_{name.upper()}": str(value) for name, value in settings.items() if value is not None}
         if self.evidence is not None:
             environ["FLOW_EVIDENCE"] = self.evidence
-        with path.open("wb") as log:
-            started = subprocess.Popen(
-                [sys.executable, *arguments], cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
-        self.processes.append(Process(started, path))
+        started = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+        )
+        self.processes.append(Process(started))
         return self.processes[-1]
 
     async def start(
@@ -106,13 +173,11 @@ class Flow:
             await self.until("EXISTS (SELECT FROM aioqueue.worker WHERE pid = %s AND NOT dead)", process.pid, alive=process)
         return process
 
-    def kill_all(self) -> None:
-        """End what still runs, and print what each wrote: pytest shows it where the test failed."""
+    def close(self) -> None:
+        """End what still runs."""
         for process in self.processes:
-            if process.process.poll() is None:
-                process.process.send_signal(signal.SIGCONT)
-                process.kill()
-            print(f"--- process {process.pid}, exit code {process.process.returncode}\n{process.log[-4000:]}")
+            process.close()
+        self.gate.open()
 
     async def value(self, expression: str, *params: object) -> Any:
         """The value of an expression that says `aioqueue.`."""
@@ -120,10 +185,12 @@ class Flow:
 
     async def until(self, condition: str, *params: object, alive: Process | None = None) -> None:
         """Wait until a condition of the database holds, while the process lives."""
-        async with asyncio.timeout(PATIENCE):
-            while not await self.value(condition, *params):
-                assert alive is None or alive.process.poll() is None, f"the worker ended:\n{alive.log}"
-                await asyncio.sleep(0.02)
+
+        async def holds() -> Any:
+            assert alive is None or alive.process.poll() is None, f"the worker ended:\n{alive.log}"
+            return await self.value(condition, *params)
+
+        await until_true(holds)
 
     async def enqueue(self, task: str, number: int = 1, *, payload: str = "{}", max_attempts: int = 5) -> list[UUID]:
         """Enqueue jobs of a task; their ids."""
@@ -141,8 +208,21 @@ class Flow:
         assert process.returncode == 0, said
         return said.decode()
 
-    async def open_gate(self) -> None:
-        await self.owner.rows("INSERT INTO flow.gate VALUES (true)")
+    @asynccontextmanager
+    async def restarting(self, start: Callable[[], Awaitable[Process]], number: int = 1) -> AsyncIterator[list[Process]]:
+        """So many workers, each of which is started again when it ends, as a supervisor does; those of now."""
+        workers = [await start() for _ in range(number)]
+
+        async def restart(place: int) -> None:
+            while True:
+                await workers[place].end()
+                workers[place] = await start()
+
+        async with asyncio.TaskGroup() as group:
+            supervisors = [group.create_task(restart(place)) for place in range(number)]
+            yield workers
+            for supervisor in supervisors:
+                supervisor.cancel()
 
     async def until_started(self, number: int) -> None:
         """Wait until jobs have noted so many starts."""
@@ -172,11 +252,10 @@ class Flow:
 
 async def reconnect(flow: Flow, dsn: str) -> None:
     """Give the flow a new connection after its server went away."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            try:
-                flow.owner.conn = await type(flow.owner.conn).connect(dsn, autocommit=True)
-            except OperationalError:
-                await asyncio.sleep(0.05)
-            else:
-                return
+
+    async def connected() -> AsyncConnection[Any] | None:
+        with contextlib.suppress(OperationalError):
+            return await AsyncConnection.connect(dsn, autocommit=True)
+        return None
+
+    flow.owner.conn = await until_true(connected)

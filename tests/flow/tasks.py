@@ -1,13 +1,14 @@
 """The app whose worker processes the tests of this folder start and kill: `-A tests.flow.tasks:app`.
 
 Every task writes what it does into table flow.note, on a connection of its own that no outage of the queue's touches, and a
-task that is to be caught in the middle waits for the row in flow.gate that lets it go on. The settings that a test chooses
+task that is to be caught in the middle waits at the flow's gate (tests/flow/processes.py). The settings that a test chooses
 come by FLOW_… in the environment.
 """
 
 import asyncio
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable
 
@@ -111,13 +112,13 @@ async def _note(ctx: JobContext | JobTransaction, what: str) -> None:
 
 
 async def _until_open() -> None:
-    """Wait until the gate is open, over restarts of the server."""
-    while True:
-        with contextlib.suppress(psycopg.OperationalError):
-            async with await _evidence() as conn:
-                while not await (await conn.execute("SELECT 1 FROM flow.gate")).fetchone():  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-                return
+    """Wait until the gate is open: until nobody listens there."""
+    with contextlib.suppress(OSError):
+        reader, writer = await asyncio.open_unix_connection(os.environ["FLOW_GATE"])
+        try:
+            await reader.read()
+        finally:
+            writer.close()
 
 
 async def quick(ctx: JobContext, number: int = 0) -> int:
@@ -218,10 +219,12 @@ async def sleeps_in_query(tx: JobTransaction) -> None:
 
 
 async def keeps_transaction(tx: JobTransaction) -> None:
-    """Keep the job's own transaction open until the gate is open."""
+    """Keep the job's own transaction open until the gate is open, and busy: an idle one has an end of its own."""
     await _note(tx, "start")
-    while not await tx.fetch_value("SELECT count(*) FROM flow.gate"):  # noqa: ASYNC110 - as above
-        await asyncio.sleep(0.05)
+    opened = asyncio.ensure_future(_until_open())
+    while not opened.done():
+        await tx.execute("SELECT 1")
+        await asyncio.wait([opened], timeout=0.05)
 
 
 async def enqueues(tx: JobTransaction, outside: bool) -> None:
@@ -236,8 +239,9 @@ def thread(ctx: JobContext) -> None:
     with psycopg.connect(evidence_dsn(), autocommit=True, application_name="evidence", prepare_threshold=None) as conn:
         note = "INSERT INTO flow.note (job_id, attempt, pid, what) VALUES (%s, %s, %s, %s)"
         conn.execute(note, (ctx.job_id, ctx.attempt, os.getpid(), "start"))
-        while not conn.execute("SELECT 1 FROM flow.gate").fetchone():
-            time.sleep(0.02)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as gate:
+            gate.connect(os.environ["FLOW_GATE"])
+            gate.recv(1)
         conn.execute(note, (ctx.job_id, ctx.attempt, os.getpid(), "end"))
 
 

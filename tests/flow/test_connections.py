@@ -69,7 +69,7 @@ async def test_a_worker_keeps_its_lease_while_its_jobs_have_every_connection_tha
         "count(*) = 2 FROM aioqueue.worker WHERE pid = ANY (%s) AND NOT dead AND beat_at > %s + interval '4 s'",
         [worker.pid, other.pid], began,
     )  # fmt: skip
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended(jobs)
     assert {state for state, _ in (await flow.outcomes()).values()} == {"succeeded"}
     assert await flow.value("NOT EXISTS (SELECT FROM aioqueue.attempt WHERE reason <> 'no connection')"), "spared, and none lost"

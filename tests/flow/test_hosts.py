@@ -30,7 +30,7 @@ async def test_a_host_that_is_cancelled_while_jobs_run_records_their_outcomes(fl
     await flow.until_started(5)
     process.signal(signal.SIGTERM)
     await process.logged("is cancelled")
-    await flow.open_gate()
+    flow.gate.open()
     await process.logged("the group has ended")
     await ended_well(process)
     assert await flow.outcomes() == dict.fromkeys(jobs, ("succeeded", 1))

@@ -18,7 +18,7 @@ async def test_jobs_of_a_killed_worker_run_again_exactly_once_more(flow: Flow) -
     first.kill()
     await flow.start()
     await flow.until_started(12)
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended(jobs)
     assert await flow.starts() == {job: [1, 2] for job in jobs}
     assert await flow.outcomes() == dict.fromkeys(jobs, ("succeeded", 2))
@@ -44,7 +44,7 @@ async def test_with_the_defaults_a_crash_is_made_good_within_20_to_35_seconds(fl
     assert len(late) == 10
     assert all(19.5 <= seconds <= 35 for (seconds,) in late), late
     await flow.until("clock_timestamp() - at > interval '31 s' FROM flow.note WHERE job_id = %s", longer, alive=other)
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended([longer, *jobs])
     assert (await flow.starts())[longer] == [1]
     assert (await flow.outcomes())[longer] == ("succeeded", 1)
@@ -55,14 +55,10 @@ async def test_a_job_that_kills_its_workers_is_dead_after_its_last_attempt_and_n
     neighbours = await flow.enqueue("quick", 10)
     (bomb,) = await flow.enqueue("bomb", max_attempts=3)
     neighbours += await flow.enqueue("quick", 10)
-    worker = await flow.start("-c", "5", ready=False)
-    async with asyncio.timeout(100):
-        while bomb not in await flow.outcomes():
-            if worker.process.poll() is not None:
-                worker = await flow.start("-c", "5", ready=False)
-            await asyncio.sleep(0.05)
-    neighbours += await flow.enqueue("quick", 3)
-    await flow.until_ended(neighbours)
+    async with flow.restarting(partial(flow.start, "-c", "5", ready=False)) as workers:
+        await flow.until_ended([bomb])
+        neighbours += await flow.enqueue("quick", 3)
+        await flow.until_ended(neighbours)
     assert (await flow.starts())[bomb] == [1, 2, 3]
     outcomes = await flow.outcomes()
     assert outcomes[bomb] == ("dead", 3)
@@ -70,7 +66,7 @@ async def test_a_job_that_kills_its_workers_is_dead_after_its_last_attempt_and_n
     assert all(outcomes[job][0] == "succeeded" for job in neighbours)
     # From its second loss on it is a suspect and runs alone: no neighbour is lost a third time.
     assert max(outcomes[job][1] for job in neighbours) <= 3
-    assert worker.process.poll() is None
+    assert len(flow.processes) == 4 and workers[0].process.poll() is None
 
 
 async def test_a_transaction_and_its_success_are_one_whatever_is_killed_when(flow: Flow) -> None:

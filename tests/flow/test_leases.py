@@ -15,7 +15,7 @@ async def test_two_workers_share_the_work(flow: Flow) -> None:
     await flow.until_started(4)
     rows = await flow.owner.rows("SELECT pid, count(*) FROM flow.note GROUP BY pid")
     assert dict(rows) == {worker.pid: 2 for worker in workers}
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended(jobs)
 
 
@@ -27,7 +27,7 @@ async def test_a_job_of_several_leases_runs_once(flow: Flow) -> None:
     await flow.until(
         "EXISTS (SELECT FROM aioqueue.worker w, flow.note n WHERE w.pid = %s AND w.beat_at > n.at + interval '4 s')", first.pid
     )
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended([job])
     assert await flow.starts() == {job: [1]}
     assert await flow.outcomes() == {job: ("succeeded", 1)}
@@ -50,7 +50,7 @@ async def test_a_worker_that_was_frozen_past_its_lease_changes_nothing_and_goes_
     (next_job,) = await flow.enqueue("quick")
     await flow.until_ended([next_job])
     assert await flow.value("pid FROM flow.note WHERE job_id = %s", next_job) == frozen.pid
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended([job])
     assert await flow.starts() == {job: [1, 2], next_job: [1]}
     assert (await flow.outcomes())[job] == ("succeeded", 2)
@@ -71,7 +71,7 @@ async def test_a_loop_that_is_blocked_for_several_leases_keeps_its_jobs(flow: Fl
     said = "%the event loop is blocked at %/tests/flow/tasks.py:% in block%"
     await flow.until("EXISTS (SELECT FROM aioqueue.worker WHERE pid = %s AND problems::text LIKE %s)", blocked.pid, said)
     await flow.until("EXISTS (SELECT FROM flow.note WHERE job_id = %s AND what = 'end')", jobs[-1], alive=blocked)
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended(jobs)
     assert await flow.outcomes() == dict.fromkeys(jobs, ("succeeded", 1))
     assert await flow.starts() == {job: [1] for job in jobs}
@@ -89,7 +89,7 @@ async def test_a_worker_with_free_slots_never_takes_a_job_again_that_it_runs_its
         )  # fmt: skip
         others += await flow.enqueue("quick")  # it looks for work, and finds some
         await flow.until_ended(others)
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended([job])
     assert await flow.starts() == {started: [1] for started in (job, *others)}
     assert await flow.outcomes() == dict.fromkeys([job, *others], ("succeeded", 1))

@@ -105,7 +105,7 @@ async def test_a_thread_that_goes_on_past_its_limit_is_said_to_and_ends_its_work
     assert await flow.value("NOT EXISTS (SELECT FROM flow.note WHERE job_id = %s AND what = 'end')", job), "it runs on"
     (later,) = await flow.enqueue("quick")
     await worker.logged("claims nothing more")
-    await flow.open_gate()
+    flow.gate.open()
     assert await worker.ended() == 1
     assert (await flow.outcomes())[neighbour] == ("succeeded", 1)
     assert await flow.owner.state(later) == "ready"

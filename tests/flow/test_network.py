@@ -56,7 +56,7 @@ async def test_an_outage_longer_than_the_lease_ends_no_worker(flow: Flow, proxy:
     proxy.cut()
     await flow.until("lease_until + interval '1 s' < clock_timestamp() FROM aioqueue.worker WHERE pid = %s", worker.pid)
     proxy.mode = "pass"
-    await flow.open_gate()
+    flow.gate.open()
     jobs += await flow.enqueue("quick", 3)
     await flow.until_ended(jobs)
     assert {state for state, _ in (await flow.outcomes()).values()} == {"succeeded"}

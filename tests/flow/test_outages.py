@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from psycopg import AsyncConnection
@@ -67,11 +66,9 @@ def primary(request: pytest.FixtureRequest, schema: str) -> Iterator[OutageServe
         yield server
 
 
-async def test_a_worker_leaves_a_server_that_can_only_read_for_the_promoted_standby(
-    primary: OutageServer, schema: str, tmp_path: Path
-) -> None:
+async def test_a_worker_leaves_a_server_that_can_only_read_for_the_promoted_standby(primary: OutageServer, schema: str) -> None:
     owner = await AsyncConnection.connect(primary.dsn("owner", DATABASE), autocommit=True)
-    flow = Flow(Session(owner, Store(schema)), primary.tcp(), schema, tmp_path)
+    flow = Flow(Session(owner, Store(schema)), primary.tcp(), schema)
     standby = None
     try:
         await owner.execute(TABLES)
@@ -92,7 +89,7 @@ async def test_a_worker_leaves_a_server_that_can_only_read_for_the_promoted_stan
         assert await flow.outcomes() == {held: ("succeeded", 1), after: ("succeeded", 1)}
         assert worker.process.poll() is None
     finally:
-        flow.kill_all()
+        flow.close()
         await flow.owner.conn.close()
         if standby is not None:
             await asyncio.to_thread(standby.close)

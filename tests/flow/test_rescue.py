@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from functools import partial
 
 import pytest
 from psycopg import AsyncConnection
@@ -28,7 +29,7 @@ async def test_a_dead_workers_row_that_is_deleted_first_hides_none_of_its_jobs(f
     await flow.owner.rows("DELETE FROM aioqueue.worker WHERE pid = %s RETURNING id", first.pid)
     await flow.start()
     await flow.until_started(6)
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended(jobs)
     assert await flow.outcomes() == dict.fromkeys(jobs, ("succeeded", 2))
 
@@ -49,7 +50,7 @@ async def test_rescuers_killed_at_their_work_strand_nothing_and_rescue_no_job_tw
         )  # fmt: skip
         for rescuer in rescuers:
             rescuer.kill()
-    await flow.open_gate()
+    flow.gate.open()
     await flow.start("-c", str(number))
     await flow.until_ended(jobs)
     outcomes = await flow.outcomes()
@@ -69,7 +70,7 @@ async def test_a_server_that_is_killed_in_the_middle_of_a_rescue_strands_nothing
     others = [await flow.start("-c", "100", lease=6) for _ in range(2)]
     await flow.until("EXISTS (SELECT FROM aioqueue.attempt)")
     await restart(server, flow, owner)
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended(jobs)
     assert {state for state, _ in (await flow.outcomes()).values()} == {"succeeded"}
     assert all(other.process.poll() is None for other in others)
@@ -84,7 +85,7 @@ async def test_a_job_that_runs_while_the_server_restarts_stays_its_workers(own_s
     await restart(server, flow, owner)
     restarted = await flow.value("clock_timestamp()")
     await flow.until("count(*) = 2 FROM aioqueue.worker WHERE beat_at > %s", restarted, alive=first)
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended([job])
     assert set((await flow.starts())[job]) == {1}
     assert await flow.outcomes() == {job: ("succeeded", 1)}
@@ -99,7 +100,7 @@ async def test_outcomes_wait_while_the_database_can_only_be_read(own_server: tup
     async with await AsyncConnection.connect(dsn, autocommit=True) as boss:
         await boss.execute("ALTER ROLE aioqueue_worker SET default_transaction_read_only = on")
         await boss.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'aioqueue'")
-        await flow.owner.rows("INSERT INTO flow.gate VALUES (true)")
+        flow.gate.open()
         await worker.logged("the recorder cannot reach the database")
         assert await flow.owner.state(job) == "running"
         await boss.execute("ALTER ROLE aioqueue_worker RESET default_transaction_read_only")
@@ -115,7 +116,7 @@ async def test_a_killed_workers_jobs_take_no_place_of_a_limit(flow: Flow) -> Non
     first.kill()
     await flow.start()
     await flow.until_started(2)
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended(jobs)
     assert {state for state, _ in (await flow.outcomes()).values()} == {"succeeded"}
     overlapping = (
@@ -133,7 +134,7 @@ async def test_the_transaction_of_a_worker_frozen_past_its_lease_leaves_nothing(
     worker.signal(signal.SIGSTOP)
     await flow.start()
     await flow.until_started(2)
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended([job])
     worker.signal(signal.SIGCONT)
     (after,) = await flow.enqueue("quick")
@@ -168,13 +169,9 @@ async def test_one_poison_job_among_500_is_dead_and_all_its_neighbours_succeed(f
     jobs = await flow.enqueue("nap", 250, payload='{"seconds": 2}', max_attempts=3)
     (poison,) = await flow.enqueue("bomb", max_attempts=3)
     jobs += await flow.enqueue("nap", 250, payload='{"seconds": 2}', max_attempts=3)
-    workers = [await flow.start("-c", "50", lease=2, ready=False) for _ in range(3)]
-    async with asyncio.timeout(200):
-        while len(await flow.outcomes()) < 501:
-            for place, worker in enumerate(workers):
-                if worker.process.poll() is not None:  # the restarter
-                    workers[place] = await flow.start("-c", "50", lease=2, ready=False)
-            await asyncio.sleep(0.1)
+    async with flow.restarting(partial(flow.start, "-c", "50", lease=2, ready=False), 3):
+        for number in (100, 200, 300, 400, 501):
+            await flow.until("count(*) >= %s FROM aioqueue.outcome", number)
     outcomes = await flow.outcomes()
     assert outcomes.pop(poison) == ("dead", 3)
     assert await flow.reasons(poison) == ["worker lost"] * 3

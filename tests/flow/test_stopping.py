@@ -1,11 +1,11 @@
 """Signals: the first drains, with the lease kept up to the end; the second hands back, spared."""
 
-import asyncio
 import signal
 
 import pytest
 
 from tests.flow.processes import Flow
+from tests.kit import until_true
 
 pytestmark = pytest.mark.anyio
 
@@ -17,7 +17,7 @@ async def test_sigterm_claims_nothing_more_and_lets_jobs_end(flow: Flow) -> None
     worker.signal(signal.SIGTERM)
     await worker.logged("SIGTERM")
     (later,) = await flow.enqueue("quick")
-    await flow.open_gate()
+    flow.gate.open()
     assert await worker.ended() == 0
     assert await flow.outcomes() == {job: ("succeeded", 1)}
     assert await flow.owner.state(later) == "ready"
@@ -35,7 +35,7 @@ async def test_during_a_drain_of_several_leases_nobody_takes_the_job(flow: Flow)
     await flow.until(
         "EXISTS (SELECT FROM aioqueue.worker WHERE pid = %s AND beat_at > %s + interval '3.5 s')", worker.pid, signalled
     )
-    await flow.open_gate()
+    flow.gate.open()
     assert await worker.ended() == 0
     assert await flow.starts() == {job: [1]}
     assert await flow.outcomes() == {job: ("succeeded", 1)}
@@ -52,7 +52,7 @@ async def test_a_second_sigterm_hands_back_what_runs_spared(flow: Flow) -> None:
     assert await worker.ended() == 0
     assert await flow.owner.rows("SELECT attempt, spared, worker FROM aioqueue.live WHERE job_id = %s", job) == [(1, 1, None)]
     assert await flow.reasons(job) == ["interrupted"]
-    await flow.open_gate()
+    flow.gate.open()
     await flow.start()
     await flow.until_ended([job])
     assert await flow.outcomes() == {job: ("succeeded", 2)}
@@ -73,10 +73,13 @@ async def test_a_third_sigterm_exits_at_once_and_the_lease_decides(flow: Flow) -
     worker = await flow.start(lease=6)
     (job,) = await flow.enqueue("block", payload='{"seconds": 600}')
     await flow.until_started(1)
+
     # The blocked loop cannot say that it has seen one; equal signals that come together count as one.
-    while worker.process.poll() is None:
+    def ended() -> bool:
         worker.signal(signal.SIGTERM)
-        await asyncio.sleep(0.02)
+        return worker.process.poll() is not None
+
+    await until_true(ended)
     assert worker.process.returncode == 1
     assert await flow.owner.state(job) == "running"
     await flow.owner.rows("UPDATE aioqueue.job SET payload = '{\"seconds\": 0}' WHERE id = %s", job)

@@ -1,6 +1,7 @@
 """How an idle worker learns of work: a wake-up from another process, or the poll where nobody sent one."""
 
 import asyncio
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -8,7 +9,7 @@ from psycopg import AsyncConnection, sql
 
 from tests.flow.processes import Flow
 from tests.flow.tasks import made
-from tests.kit import PATIENCE, until
+from tests.kit import PATIENCE, until, until_true
 from tests.postgres import Server
 from tests.sql.engine import Session
 
@@ -48,10 +49,11 @@ async def test_a_worker_whose_listening_session_is_ended_again_and_again_is_woke
     ):
 
         async def listener() -> int:
-            async with asyncio.timeout(PATIENCE):
-                while (row := await (await boss.execute(f"SELECT pid {listens}", (ended,))).fetchone()) is None:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-            return int(row[0])
+            async def found() -> Any:
+                return await (await boss.execute(f"SELECT pid {listens}", (ended,))).fetchone()
+
+            (pid,) = await until_true(found)
+            return int(pid)
 
         for number in range(5):
             ended.append(await listener())
@@ -110,7 +112,9 @@ async def test_commits_do_not_wait_for_notifications_of_others(own_server: tuple
             await stands.execute("SET synchronous_commit = on")
             async with asyncio.timeout(PATIENCE):
                 while True:  # the server has the setting a moment later
-                    hangs = asyncio.create_task(stands.execute("INSERT INTO flow.gate VALUES (false); NOTIFY something"))
+                    hangs = asyncio.create_task(
+                        stands.execute("INSERT INTO flow.counted VALUES (gen_random_uuid()); NOTIFY something")
+                    )
                     if not (await asyncio.wait([hangs], timeout=0.3))[0]:
                         break
             try:

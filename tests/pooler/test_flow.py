@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,15 +42,15 @@ QUICK = WorkerSettings(poll=0.05, tick=0.05)
 
 
 @pytest.fixture
-async def flow(database: Database, pooled_dsn: str, schema: str, tmp_path: Path) -> AsyncIterator[Flow]:
+async def flow(database: Database, pooled_dsn: str, schema: str) -> AsyncIterator[Flow]:
     """Tables that tasks write to, and worker processes behind the pooler."""
     conn = await AsyncConnection.connect(database.dsn("owner"), autocommit=True)
-    flow = Flow(Session(conn, Store(schema)), pooled_dsn, schema, tmp_path)
+    flow = Flow(Session(conn, Store(schema)), pooled_dsn, schema)
     try:
         await conn.execute(TABLES)
         yield flow
     finally:
-        flow.kill_all()
+        flow.close()
         await conn.execute("DROP SCHEMA flow CASCADE")
         await conn.close()
 
@@ -206,7 +205,7 @@ async def test_jobs_of_a_killed_worker_run_once_more_and_what_they_wrote_is_ther
     await flow.start(poll=0.05)
     await flow.start(poll=0.05)
     await flow.until_started(12)
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended([*held, *counted])
     assert await flow.starts() == {job: [1, 2] for job in held}
     assert {state for state, _ in (await flow.outcomes()).values()} == {"succeeded"}
@@ -222,7 +221,7 @@ async def test_a_worker_that_stood_still_changes_nothing_when_it_goes_on(flow: F
     await flow.start(poll=0.05)
     await flow.until_started(6)
     first.signal(signal.SIGCONT)
-    await flow.open_gate()
+    flow.gate.open()
     await flow.until_ended(jobs)
     assert await flow.outcomes() == dict.fromkeys(jobs, ("succeeded", 2))
 
