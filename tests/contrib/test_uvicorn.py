@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from asyncio.subprocess import Process
@@ -17,7 +19,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from tests.kit import PATIENCE, passed, until
+from tests.kit import PATIENCE, passed, until, until_true
 from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
@@ -34,20 +36,22 @@ class Served:
         transport = httpx.AsyncHTTPTransport(uds=str(directory / "socket"))
         self.http = httpx.AsyncClient(transport=transport, base_url="http://web", timeout=PATIENCE)
 
-    async def answer(self, path: str, good: Callable[[Any], bool] = bool, *, method: str = "GET") -> Any:
-        """Ask until the server answers as wanted: it may be starting, or starting again."""
+    async def answer(self, path: str, *, method: str = "GET") -> Any:
+        """What the server answers; where it is starting, once it has."""
+        response = await self.http.request(method, path)
+        response.raise_for_status()
+        return response.json()
+
+    async def state(self, job_id: str, state: str) -> Any:
+        """Follow the job until it is in that state, in the next process where one ends meanwhile; what is told of it then."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 with contextlib.suppress(httpx.TransportError):
-                    response = await self.http.request(method, path)
-                    if response.is_success and good(response.json()):
-                        return response.json()
+                    async with self.http.stream("GET", f"/jobs/{job_id}/events") as response:
+                        async for line in response.aiter_lines():
+                            if line.startswith("data: ") and (view := json.loads(line[6:]))["state"] == state:
+                                return view
                 assert self.process.returncode is None, "the server has ended"
-                await asyncio.sleep(0.02)
-
-    async def state(self, job_id: str, state: str) -> Any:
-        """Wait until the job is in that state; its view."""
-        return await self.answer(f"/jobs/{job_id}", lambda view: view["state"] == state)
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Wait for the end after a signal; the exit code."""
@@ -71,10 +75,15 @@ def serve(worker_dsn: str, schema: str) -> Serve:
         directory = Path(tempfile.mkdtemp(prefix="aioqueue-web-", dir="/tmp"))
         shutil.copy(Path(__file__).with_name("web.py"), directory)
         environment = {**os.environ, "AIOQUEUE_DSN": worker_dsn, "AIOQUEUE_SCHEMA": schema, **environ}
-        command = ["-m", "uvicorn", "web:web", "--uds", "socket", "--log-level", "warning", *options]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, cwd=directory, env=environment, start_new_session=True
-        )
+        # Who connects before the server has started waits for it.
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(directory / "socket"))
+            listening.listen()
+            number = listening.fileno()
+            command = ["-m", "uvicorn", "web:web", "--fd", str(number), "--log-level", "warning", *options]
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *command, cwd=directory, env=environment, start_new_session=True, pass_fds=[number]
+            )
         served = Served(process, directory)
         try:
             yield served
@@ -152,11 +161,15 @@ async def test_followers_who_leave_leave_nothing(serve: Serve) -> None:
         following = [asyncio.create_task(follow(served, job_id, begun)) for begun in each]
         for begun in each:
             await passed(begun)
-        assert await served.answer("/waiting", lambda found: found == [1])
+        assert await served.answer("/waiting") == [1]
         for task in following:
             task.cancel()
         await asyncio.wait(following)
-        assert await served.answer("/waiting", lambda found: found == [0]) == [0]
+
+        async def nobody_waits() -> bool:
+            return bool(await served.answer("/waiting") == [0])
+
+        await until_true(nobody_waits)
 
 
 async def follow(served: Served, job_id: str, begun: asyncio.Event) -> list[str]:

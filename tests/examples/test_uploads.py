@@ -4,7 +4,6 @@ Needs Chromium; --pictures DIRECTORY keeps what the browser showed.
 """
 
 import asyncio
-import contextlib
 import os
 import re
 import shutil
@@ -12,7 +11,7 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -62,21 +61,21 @@ class Application:
             "UPLOADS_WORKER": "0",
         }
 
-    async def _start(self, *command: str) -> Process:
+    async def _start(self, *command: str, listening: Sequence[int] = ()) -> Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", *command, cwd=EXAMPLE, env=self._environment, start_new_session=True
+            *[sys.executable, "-m", *command], cwd=EXAMPLE, env=self._environment, start_new_session=True, pass_fds=listening
         )
         self._running.append(process)
         return process
 
     async def serve(self) -> Process:
-        process = await self._start("uvicorn", "web:web", "--port", str(self.port), "--log-level", "warning")
-        async with asyncio.timeout(PATIENCE), httpx.AsyncClient(base_url=self.url) as http:
-            while True:
-                with contextlib.suppress(httpx.TransportError):
-                    await http.get("/")
-                    return process
-                await asyncio.sleep(0.05)
+        # Who connects before the server has started waits for it.
+        with socket.create_server(("127.0.0.1", self.port)) as listening:
+            number = listening.fileno()
+            process = await self._start("uvicorn", "web:web", "--fd", str(number), "--log-level", "warning", listening=[number])
+        async with httpx.AsyncClient(base_url=self.url, timeout=PATIENCE) as http:
+            await http.get("/")
+        return process
 
     async def work(self) -> Process:
         return await self._start("aioqueue", "worker", "-A", "jobs:app")
