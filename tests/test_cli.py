@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -34,7 +33,7 @@ from aioqueue.lines import age
 from aioqueue.migrate import code_version, script
 from aioqueue.rights import grants
 from aioqueue.sql import Migration, migrations, quote_schema
-from tests.kit import session
+from tests.kit import session, wait_until_true
 from tests.postgres import Database
 from tests.sql.engine import Session, entry, progress
 
@@ -222,8 +221,7 @@ def embedded_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     home.chmod(0o711)
     monkeypatch.setattr(embedded, "default_data_dir", lambda: home / "data")
     yield home / "data"
-    while (home / "data" / "pgdata" / "postmaster.pid").exists():
-        time.sleep(0.02)
+    wait_until_true(lambda: not (home / "data" / "pgdata" / "postmaster.pid").exists())
     shutil.rmtree(home)
 
 

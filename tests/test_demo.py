@@ -6,8 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,9 @@ from aioqueue.cli import demo as command
 from aioqueue.demo import data
 from aioqueue.demo.report import Check, Report, TenantRow
 from aioqueue.demo.screen import Screen, show_report
+from tests.kit import wait_until_true
 
 TWENTIETH = data.LARGEST // 20
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition outside of this process; the suite's own time limit bounds it."""
-    while not condition():
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +31,7 @@ def server() -> Iterator[embedded.EmbeddedServer]:
     home.chmod(0o755)
     with embedded.start(home / "data") as running:
         yield running
-    until(lambda: not (home / "data" / "pgdata" / "postmaster.pid").exists())
+    wait_until_true(lambda: not (home / "data" / "pgdata" / "postmaster.pid").exists())
     shutil.rmtree(home, ignore_errors=True)
 
 
@@ -92,7 +86,7 @@ def test_a_demo_that_is_stopped_leaves_no_worker(server: embedded.EmbeddedServer
         process.terminate()
         process.stdout.read()
     assert process.returncode == 1
-    until(lambda: value(server, "SELECT count(*) FROM pg_stat_activity WHERE usename = 'aioqueue_worker'") == 0)
+    wait_until_true(lambda: value(server, "SELECT count(*) FROM pg_stat_activity WHERE usename = 'aioqueue_worker'") == 0)
 
 
 def test_two_demos_in_one_directory_are_one_too_many(server: embedded.EmbeddedServer) -> None:

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from aioqueue import embedded
 from aioqueue.embedded_system import barrier, server_user
 from aioqueue.errors import EmbeddedError
+from tests.kit import wait_until_true
 
 ROOT = os.geteuid() == 0
 as_root = pytest.mark.skipif(not ROOT, reason="what root alone can do, or must")
@@ -34,14 +34,13 @@ sys.stdin.read()
 Started = subprocess.Popen[str]
 
 
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition outside of this process; the suite's own time limit bounds it."""
-    while not condition():
-        time.sleep(0.02)
-
-
 def stopped(directory: Path) -> bool:
     return not (directory / "pgdata" / "postmaster.pid").exists()
+
+
+def shut_down(directory: Path) -> bool:
+    """Whether it has said so in its log, which comes after its file is gone."""
+    return "database system is shut down" in (directory / "run" / "server.log").read_text()
 
 
 def postmaster(directory: Path) -> int:
@@ -79,7 +78,7 @@ def home() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="aioqueue-test-", dir="/tmp")).resolve()
     path.chmod(0o755)
     yield path
-    until(lambda: all(stopped(directory.parent) for directory in path.glob("*/pgdata")))
+    wait_until_true(lambda: all(stopped(directory.parent) for directory in path.glob("*/pgdata")))
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -151,7 +150,7 @@ def test_close_twice_lets_go_once(home: Path) -> None:
     with psycopg.connect(second.dsn("owner")) as conn:
         assert conn.execute("SELECT 1").fetchone() == (1,)
     second.close()
-    until(lambda: stopped(home / "data"))
+    wait_until_true(lambda: stopped(home / "data"))
 
 
 def test_processes_share_it_and_it_stops_with_the_last(home: Path, user: Callable[..., Started]) -> None:
@@ -167,8 +166,8 @@ def test_processes_share_it_and_it_stops_with_the_last(home: Path, user: Callabl
         assert conn.execute("SELECT 1").fetchone() == (1,)
     assert postmaster(data) == pid
     leave(second)
-    until(lambda: stopped(data))
-    until(lambda: "database system is shut down" in (data / "run" / "server.log").read_text())  # said after the file is gone
+    wait_until_true(lambda: stopped(data))
+    wait_until_true(lambda: shut_down(data))
 
 
 def test_it_stops_when_the_last_user_is_killed(home: Path, user: Callable[..., Started]) -> None:
@@ -177,8 +176,8 @@ def test_it_stops_when_the_last_user_is_killed(home: Path, user: Callable[..., S
     said(process)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    until(lambda: stopped(data))
-    until(lambda: "database system is shut down" in (data / "run" / "server.log").read_text())  # said after the file is gone
+    wait_until_true(lambda: stopped(data))
+    wait_until_true(lambda: shut_down(data))
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the keeper in /proc")
@@ -199,12 +198,12 @@ def test_a_server_whose_keeper_was_killed_gets_another(home: Path) -> None:
     with embedded.start(data):
         server, (keeper,) = postmaster(data), keepers()
         os.kill(keeper, signal.SIGKILL)
-        until(lambda: not keepers())
+        wait_until_true(lambda: not keepers())
         with embedded.start(data):
             assert len(keepers()) == 1
             assert postmaster(data) == server
-    until(lambda: stopped(data))
-    until(lambda: not keepers())
+    wait_until_true(lambda: stopped(data))
+    wait_until_true(lambda: not keepers())
 
 
 def test_ctrl_c_in_the_terminal_does_not_reach_the_server(home: Path) -> None:
@@ -218,7 +217,7 @@ def test_a_restart_keeps_the_data(home: Path) -> None:
     with embedded.start(data) as server, psycopg.connect(server.dsn("owner")) as conn:
         conn.execute("CREATE SCHEMA kept")
         conn.execute("CREATE TABLE kept.words AS SELECT 'still here' AS word")
-    until(lambda: stopped(data))
+    wait_until_true(lambda: stopped(data))
     with embedded.start(data) as server, psycopg.connect(server.dsn("owner")) as conn:
         assert conn.execute("SELECT word FROM kept.words").fetchone() == ("still here",)
 
@@ -231,7 +230,7 @@ def test_a_crashed_server_is_recovered(home: Path) -> None:
             conn.execute("CREATE TABLE kept.words AS SELECT 'committed' AS word")
         killed = postmaster(data)
         os.kill(killed, signal.SIGKILL)
-        until(lambda: ended(killed))
+        wait_until_true(lambda: ended(killed))
         with embedded.start(data) as again, psycopg.connect(again.dsn("owner")) as conn:
             assert postmaster(data) != killed
             assert conn.execute("SELECT word FROM kept.words").fetchone() == ("committed",)
@@ -243,7 +242,7 @@ def test_a_pid_file_that_names_a_strangers_process_is_stale(home: Path) -> None:
     with embedded.start(data):
         killed = postmaster(data)
         os.kill(killed, signal.SIGKILL)
-        until(lambda: ended(killed))
+        wait_until_true(lambda: ended(killed))
         owner = server_user(data / "pgdata")
         stranger = subprocess.Popen(["sleep", "1000"], user=owner.uid if owner else None, group=owner.gid if owner else None)
         try:
@@ -268,7 +267,7 @@ def test_five_processes_that_start_at_once_get_one_server(home: Path, user: Call
     assert not (data / "run" / "server.log.1").exists()
     for process in processes:
         process.kill()
-    until(lambda: stopped(data))
+    wait_until_true(lambda: stopped(data))
 
 
 def test_directories_that_exist_keep_mode_and_owner(home: Path) -> None:
@@ -279,10 +278,10 @@ def test_directories_that_exist_keep_mode_and_owner(home: Path) -> None:
     before = [(path.stat().st_mode, path.stat().st_uid, path.stat().st_gid) for path in (home, outer, data)]
     with embedded.start(data) as server:
         server.dsn("owner")
-    until(lambda: stopped(data))
+    wait_until_true(lambda: stopped(data))
     with embedded.start(data) as server:
         server.dsn("owner")
-    until(lambda: stopped(data))
+    wait_until_true(lambda: stopped(data))
     after = [(path.stat().st_mode, path.stat().st_uid, path.stat().st_gid) for path in (home, outer, data)]
     assert after == before
 
@@ -294,7 +293,7 @@ def test_a_path_too_long_for_a_socket_is_served_elsewhere(home: Path) -> None:
         folder = Path(conn.info.host)
         assert data not in folder.parents
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    until(lambda: stopped(data))
+    wait_until_true(lambda: stopped(data))
     shutil.rmtree(folder)
 
 
@@ -303,7 +302,7 @@ def test_a_path_with_blanks_quotes_and_percent_signs_works(home: Path) -> None:
     with embedded.start(data) as server, psycopg.connect(server.dsn("owner")) as conn:
         assert conn.execute("SELECT 1").fetchone() == (1,)
         folder = Path(conn.info.host)
-    until(lambda: stopped(data))
+    wait_until_true(lambda: stopped(data))
     shutil.rmtree(folder)
 
 
@@ -315,7 +314,7 @@ def test_a_path_that_pg_ctl_cannot_take_is_refused(home: Path) -> None:
 def test_data_of_another_version_is_refused_and_kept(home: Path) -> None:
     data = home / "data"
     embedded.start(data).close()
-    until(lambda: stopped(data))
+    wait_until_true(lambda: stopped(data))
     (data / "pgdata" / "PG_VERSION").write_text("9\n")
     with pytest.raises(EmbeddedError, match=r"made by PostgreSQL 9, the installed one is 18"):
         embedded.start(data)
@@ -337,7 +336,7 @@ def test_a_server_in_another_container_is_not_doubled(home: Path) -> None:
         (data / "keeper.lock").write_text("pid:[1]")
         with pytest.raises(EmbeddedError, match="another container"):
             embedded.start(data)
-    until(lambda: stopped(data))
+    wait_until_true(lambda: stopped(data))
 
 
 @as_root
@@ -363,7 +362,7 @@ def test_as_root_the_server_is_another_user_and_the_default_is_one_of_the_system
         assert not (here / ".aioqueue").exists()
         assert Path(f"/proc/{postmaster(server.data_dir)}").stat().st_uid != 0
         assert str(server.data_dir) in caplog.text
-    until(lambda: stopped(server.data_dir))
+    wait_until_true(lambda: stopped(server.data_dir))
 
 
 @as_root
@@ -379,7 +378,7 @@ def test_as_root_programs_that_the_servers_user_cannot_reach_are_copied(home: Pa
     for data in (home / "one", home / "two"):
         with embedded.start(data) as server, psycopg.connect(server.dsn("owner")) as conn:
             assert conn.execute("SELECT 1").fetchone() == (1,)
-    until(lambda: stopped(home / "one") and stopped(home / "two"))
+    wait_until_true(lambda: stopped(home / "one") and stopped(home / "two"))
     assert len(list((home / "system").iterdir())) == 1
     assert stat.S_IMODE(closed.stat().st_mode) == 0o700
 
@@ -418,7 +417,7 @@ def test_an_ordinary_user_has_it_in_the_working_directory(home: Path) -> None:
             check=False,
         )
         assert (done.stdout, done.returncode) == (f"{run}\n", -signal.SIGKILL), done.stderr
-        until(lambda: stopped(place / ".aioqueue"))
+        wait_until_true(lambda: stopped(place / ".aioqueue"))
     assert stat.S_IMODE((place / ".aioqueue").stat().st_mode) == 0o700
 
 

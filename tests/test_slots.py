@@ -12,7 +12,7 @@ from psycopg import AsyncConnection
 from aioqueue import AioQueue, slots
 from aioqueue.events import JobRecorded
 from aioqueue.job import JobState
-from tests.kit import MakeApp, Seen, passed, until
+from tests.kit import MakeApp, Seen, passed, until, until_true
 from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
@@ -168,8 +168,7 @@ async def test_jobs_that_end_together_as_they_began_have_none_claimed_ahead(
         await hold.enqueue_many([()] * 300)
         async with app.worker(concurrency=50):
             while rounds:
-                while len(waiting) < 50:
-                    await boss.value("SELECT 1")
+                await until_true(lambda: len(waiting) >= 50)
                 await until(boss, f"SELECT count(*) = {50 * (3 - rounds)} FROM aioqueue.outcome")
                 rounds -= 1
                 ended, waiting[:] = waiting[:], []

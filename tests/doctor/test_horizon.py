@@ -13,7 +13,7 @@ from psycopg import AsyncConnection, pq
 from aioqueue.doctor import horizon
 from aioqueue.finding import Finding, Severity
 from tests.doctor.conftest import Examine, Execute, codes, connection
-from tests.kit import PATIENCE, until_true
+from tests.kit import session, until, until_true
 from tests.postgres import Database
 
 pytestmark = pytest.mark.anyio
@@ -114,10 +114,10 @@ async def test_a_vacuum_holds_nothing(look: Examine, vacuum: Held, database: Dat
         await conn.execute("SET vacuum_cost_delay = '100ms'")
         await conn.execute("SET vacuum_cost_limit = 1")
         running = asyncio.create_task(conn.execute("VACUUM shop.rubbish"))
-        async with connection(database.dsn("superuser")) as watch, asyncio.timeout(PATIENCE):
-            query = "SELECT backend_xmin FROM pg_stat_progress_vacuum JOIN pg_stat_activity USING (pid) WHERE pid = %s"
-            while (await (await watch.execute(query, [conn.info.backend_pid])).fetchone()) in (None, (None,)):
-                assert not running.done()
+        query = "SELECT count(backend_xmin) FROM pg_stat_progress_vacuum JOIN pg_stat_activity USING (pid) WHERE pid = %s"
+        async with session(database.dsn("superuser"), "none") as watch:
+            await until(watch, query, conn.info.backend_pid)
+        assert not running.done()
         for role in ("superuser", "worker"):
             assert codes(await look(role)) == []
         running.cancel()
@@ -190,15 +190,19 @@ async def test_a_standby_that_says_what_it_reads(
             assert await vacuum()
         if slot:
             # Its standby is gone, and what it said last holds for ever.
-            async with asyncio.timeout(PATIENCE):
-                while "inactive" not in (finding := (await look()).findings[0]).what:
-                    pass
+            async def inactive() -> Finding | None:
+                (found,) = (await look()).findings
+                return found if "inactive" in found.what else None
+
+            finding = await until_true(inactive)
             assert finding.severity == Severity.WARNING
             await boss(finding.fix.partition(";")[0])
             slot = None
     finally:
         if slot:
             await boss(f"SELECT pg_drop_replication_slot('{slot}')")
-    async with asyncio.timeout(PATIENCE):
-        while codes(await look()):
-            pass
+
+    async def clean() -> bool:
+        return not codes(await look())
+
+    await until_true(clean)

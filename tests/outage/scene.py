@@ -1,9 +1,10 @@
 """An app with a worker in this process, its tasks' diary, and questions to its server past whatever the test has broken.
 
-Polls the server, since an outage sets no event; only a hang meets the limit.
+An outage sets no event: the server is asked until it is so; only a hang meets the limit.
 """
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from aioqueue.events import DatabaseLost, DatabaseRecovered, JobLost
 from aioqueue.running import RunningWorker
 from aioqueue.settings import LeaseSettings, LimitSettings, PoolSettings, WorkerSettings
 from aioqueue.task import Task
-from tests.kit import Seen
+from tests.kit import Seen, until_true
 from tests.outage.server import OutageServer
 
 PATIENCE = 40.0
@@ -83,14 +84,13 @@ class Scene:
 
     async def until(self, condition: str | Callable[[], bool], *params: object) -> None:
         """Wait until a condition holds, of the database or of the test."""
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                try:
-                    if (await self.ask(f"SELECT {condition}", *params))[0][0] if isinstance(condition, str) else condition():
-                        return
-                except OperationalError:
-                    pass
-                await asyncio.sleep(0.05)
+
+        async def holds() -> object:
+            with contextlib.suppress(OperationalError):
+                return (await self.ask(f"SELECT {condition}", *params))[0][0] if isinstance(condition, str) else condition()
+            return False
+
+        await until_true(holds)
 
     async def until_ended(self, number: int) -> None:
         """Wait until so many jobs have ended."""

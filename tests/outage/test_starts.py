@@ -14,6 +14,8 @@ import psycopg
 import pytest
 
 from aioqueue import AioQueue, PoolSettings
+from benchmarks.proxy import Proxy
+from tests.kit import until_true
 from tests.outage.scene import PATIENCE, make_scene
 from tests.outage.server import OutageServer, free_port
 
@@ -62,22 +64,25 @@ async def probe(port: int, path: str) -> str:
 
 
 async def test_a_worker_waits_for_its_database_says_so_once_and_is_unhealthy_meanwhile(
-    outage: OutageServer, tmp_path: Path
+    outage: OutageServer, proxy: Proxy, tmp_path: Path
 ) -> None:
     await asyncio.to_thread(outage.stop)
-    async with worker(tmp_path, outage, "--health", "0") as process:
+    async with worker(tmp_path, outage, "--health", "0", port=proxy.port) as process:
         (port,) = map(int, re.findall(r":(\d+)/livez", await line(process, "/livez")))
         await line(process, "cannot reach the database, and go on trying for 60 s")
         assert (await probe(port, "/livez")).startswith("HTTP/1.1 200")
         ready = await probe(port, "/readyz")
         assert ready.startswith("HTTP/1.1 503") and "cannot reach the database: " in ready
-        await asyncio.sleep(1.5)  # several attempts
+        tried = proxy.accepted
+        await until_true(lambda: proxy.accepted >= tried + 3)
         await asyncio.to_thread(outage.start)
         assert process.stderr is not None
         assert b"serves" in await process.stderr.readline(), "and nothing else was said"
-        async with asyncio.timeout(PATIENCE):
-            while not (await probe(port, "/readyz")).startswith("HTTP/1.1 200"):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+
+        async def is_ready() -> bool:
+            return (await probe(port, "/readyz")).startswith("HTTP/1.1 200")
+
+        await until_true(is_ready)
         process.terminate()
         assert await process.wait() == 0
 
@@ -123,9 +128,7 @@ async def test_an_application_that_is_opened_before_its_database_is_there_waits_
     scene = make_scene(outage)
     await asyncio.to_thread(outage.stop)
     opening = asyncio.create_task(scene.app.open())
-    async with asyncio.timeout(PATIENCE):
-        while not caplog.records:  # noqa: ASYNC110 - a log sets no event
-            await asyncio.sleep(0.02)
+    await until_true(lambda: caplog.records)
     worker = scene.app.worker()
     assert "cannot reach the database" in worker.problems()[0]
     await asyncio.to_thread(outage.start)
