@@ -5,15 +5,17 @@ such a wait only turns a hang into a failure.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import Any, TypeVar
+from uuid import UUID
 
 from psycopg import AsyncConnection
 
-from aioqueue.app import AioQueue
+from aioqueue.app import AioQueue, RunningWorker
 from aioqueue.attempt import Cause
 from aioqueue.claimed import Claimed
 from aioqueue.database import Database
@@ -102,6 +104,15 @@ async def turn_until(look: Callable[[], object]) -> None:
 def wait_until_true(look: Callable[[], object]) -> None:
     """The same for a test without a loop."""
     asyncio.run(until_true(look))
+
+
+def end_time(worker: RunningWorker, job_id: UUID) -> None:
+    """Let the time limit of a job that runs be over: for tests of what comes then, whatever the time that it takes to start."""
+    assert worker._worker is not None
+    runner = worker._worker._runner
+    (run,) = [run for run in runner.runs.values() if run.job.job_id == job_id]
+    run.ends = time.monotonic()
+    runner._end_overdue()
 
 
 async def passed(event: asyncio.Event) -> None:

@@ -27,7 +27,7 @@ from aioqueue import (
 from aioqueue.attempt import Cause
 from aioqueue.events import JobRecorded, WorkerStopping
 from aioqueue.outcome import Cancelled
-from tests.kit import Bench, MakeApp, Seen, bench, passed, session, until, until_true
+from tests.kit import PATIENCE, Bench, MakeApp, Seen, bench, end_time, passed, session, until, until_true
 from tests.postgres import Database
 from tests.sql.engine import Session
 
@@ -312,12 +312,17 @@ async def test_a_request_to_a_worker_that_dies_is_done_by_whoever_takes_its_jobs
 
 @pytest.mark.parametrize("how", HOLDS)
 async def test_a_job_over_its_time_is_no_cancelled_one(app: AioQueue, boss: Session, how: str) -> None:
-    slow = Slow(app, how, timeout=0.1, retry=LATER)
-    async with app.worker():
+    slow = Slow(app, how, timeout=PATIENCE, retry=LATER)
+    async with app.worker() as worker:
         last = await slow.task.options(max_attempts=1).enqueue()
+        await passed(slow.inside)
+        end_time(worker, last.id)
         with pytest.raises(JobFailed, match="time limit"):
             await last.result(30)
+        slow.inside.clear()
         job = await slow.task.enqueue()
+        await passed(slow.inside)
+        end_time(worker, job.id)
         await until(boss, "SELECT state = 'scheduled' FROM aioqueue.jobs WHERE id = %s", job.id)
     assert slow.ends == ["cancelled", "cleaned up"] * 2
     assert [row[:2] for row in await boss.attempts(job.id)] == [(1, "time limit")]

@@ -16,8 +16,9 @@ import pytest
 from pydantic import BaseModel
 
 from aioqueue import AioQueue, JobTransaction, LimitSettings, PoolSettings
+from aioqueue.app import RunningWorker
 from aioqueue.events import Event, JobRecorded, ListenerConnected
-from tests.kit import PATIENCE, Seen, session, until, until_true
+from tests.kit import PATIENCE, Seen, end_time, session, until, until_true
 from tests.postgres import Database
 from tests.sql.engine import Session
 
@@ -107,10 +108,11 @@ async def test_60_starts_and_stops_leave_no_task_thread_or_connection(worker_dsn
 async def test_300_broken_transactions_use_few_connections_and_clean_up(
     worker_dsn: str, schema: str, shop: Session, watcher: Session
 ) -> None:
+    """Each is cut off where it is known to stand, and by its time limit once that is let be over: no time decides."""
     app = AioQueue(worker_dsn, schema=schema, pool=PoolSettings(size=3), limits=LimitSettings(transaction_wait=PATIENCE))
     pids: Counter[int] = Counter()
     cleaned_up: list[int] = []
-    inside: asyncio.Queue[tuple[UUID, int, bool]] = asyncio.Queue()
+    inside: asyncio.Queue[tuple[UUID, int, int]] = asyncio.Queue()
 
     async def work(tx: JobTransaction, n: int) -> None:
         pid = tx.connection.info.backend_pid
@@ -122,40 +124,35 @@ async def test_300_broken_transactions_use_few_connections_and_clean_up(
                     raise ValueError("no")
                 case 1:
                     await tx.execute("SELECT 1 / 0")
-                case 2:
+                case 2 | 4:
+                    inside.put_nowait((tx.job_id, pid, n % 6))
                     await tx.execute("SELECT pg_sleep(1000)")
-                case 3:
-                    await asyncio.sleep(1000)
-                case 4:
-                    inside.put_nowait((tx.job_id, pid, True))
-                    await tx.execute("SELECT pg_sleep(1000)")
-                case 5:
-                    inside.put_nowait((tx.job_id, pid, False))
+                case 3 | 5:
+                    inside.put_nowait((tx.job_id, pid, n % 6))
                     await asyncio.sleep(1000)
         finally:
             await asyncio.sleep(0.001)
             cleaned_up.append(n)
 
-    async def cancel() -> None:
+    async def cut_off(worker: RunningWorker) -> None:
         while True:
-            job_id, pid, sleeps = await inside.get()
-            if sleeps:
+            job_id, pid, case = await inside.get()
+            if case in (2, 4):
                 # A cancellation that reaches the server before the query does is lost, and the connection is closed.
                 await until(watcher, "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = %s", pid)
-            await app.job(job_id).cancel()
+            if case in (2, 3):
+                end_time(worker, job_id)
+            else:
+                await app.job(job_id).cancel()
 
-    short: Any = app.task(name="short", timeout=0.06)(work)
-    long: Any = app.task(name="long", timeout=PATIENCE)(work)
-    async with app, app.worker():
-        cancelling = asyncio.create_task(cancel())
-        jobs = [
-            await (short if n % 6 in (2, 3) else long).options(tenant=f"tenant {n % 3}", max_attempts=1).enqueue(n)
-            for n in range(300)
-        ]
+    task: Any = app.task(name="work", timeout=PATIENCE)(work)
+    async with app, app.worker() as worker:
+        cutting = asyncio.create_task(cut_off(worker))
+        jobs = [await task.options(tenant=f"tenant {n % 3}", max_attempts=1).enqueue(n) for n in range(300)]
         ends = await asyncio.gather(*(job.result(2 * PATIENCE) for job in jobs), return_exceptions=True)
-        cancelling.cancel()
+        cutting.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await cancelling
+            await cutting
     assert sorted(cleaned_up) == list(range(300))
     states = dict(await watcher.rows("SELECT state, count(*) FROM aioqueue.outcome GROUP BY 1"))
     assert states == {"dead": 200, "cancelled": 100}, Counter(map(type, ends))

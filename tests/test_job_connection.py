@@ -79,10 +79,10 @@ async def noticed(conn: Conn) -> object:
 
 
 async def cancelled(conn: Conn) -> object:
-    sleeping = asyncio.create_task(conn.execute("SELECT pg_sleep(1000)"))
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.05), conn.transaction():
-            await sleeping
+        async with asyncio.timeout(30) as patience, conn.transaction():
+            conn.add_notice_handler(lambda _: patience.reschedule(0.0))  # once the server is inside the statement
+            await asyncio.create_task(conn.execute("DO $$ BEGIN RAISE NOTICE 'inside'; PERFORM pg_sleep(1000); END $$"))
     return await (await conn.execute("SELECT 1")).fetchone()
 
 

@@ -8,6 +8,7 @@ import functools
 import threading
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import pytest
@@ -291,11 +292,14 @@ async def test_it_may_call_the_task_again_within_the_attempt(make_app: MakeApp) 
 async def test_its_time_out_asks_a_thread_to_stop_and_waits_for_it(make_app: MakeApp) -> None:
     """Otherwise the thread would go on beside the next call, or the next attempt of its job, and outside of any slot."""
     log: Log = []
+    over: list[Callable[[], None]] = []
     stopped = threading.Event()
+    loop = asyncio.get_running_loop()
 
     async def impatient(ctx: JobFacts, call_next: CallNext) -> Any:
         try:
-            async with asyncio.timeout(0.05):
+            async with asyncio.timeout(30) as patience:
+                over.append(partial(patience.reschedule, 0.0))
                 return await call_next()
         except TimeoutError:
             log.append("timed out")
@@ -308,6 +312,7 @@ async def test_its_time_out_asks_a_thread_to_stop_and_waits_for_it(make_app: Mak
     def slow(ctx: JobContext) -> str:
         if "timed out" in log:
             return "stop" if ctx.should_stop else "go on"
+        loop.call_soon_threadsafe(over.pop())
         while not ctx.should_stop:
             stopped.wait(0.001)
         log.append("stopped")
@@ -321,15 +326,19 @@ async def test_its_time_out_asks_a_thread_to_stop_and_waits_for_it(make_app: Mak
 
 async def test_the_time_limit_counts_while_its_time_out_waits_for_a_thread(make_app: MakeApp) -> None:
     goes_on = threading.Event()
+    over: list[Callable[[], None]] = []
+    loop = asyncio.get_running_loop()
 
     async def impatient(ctx: JobFacts, call_next: CallNext) -> Any:
-        async with asyncio.timeout(0.01):
+        async with asyncio.timeout(30) as patience:
+            over.append(partial(patience.reschedule, 0.0))
             return await call_next()
 
     app = make_app(middleware=[impatient], limits=LimitSettings(abandon=0.05))
 
     @app.task(name="stuck", timeout=0.2)
     def stuck() -> None:
+        loop.call_soon_threadsafe(over.pop())
         goes_on.wait(30)
 
     async with app, app.worker(grace=0):

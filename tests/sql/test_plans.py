@@ -20,7 +20,7 @@ from aioqueue.maintenance.prune import Pruner
 from aioqueue.migrate import grant, migrate
 from aioqueue.sql import as_sql
 from aioqueue.store import LOWEST_ID
-from tests.kit import Seen
+from tests.kit import Seen, wait_until_true
 from tests.postgres import Database, Server
 from tests.sql.plans import BY_JOB, CLAIMED, LANE, ROWS, STATES, WORKER, Watched, change, fill, job_id
 
@@ -241,11 +241,9 @@ def test_a_worker_starts_beside_any_number_of_rows(
 
     asyncio.run(start())
     with psycopg.connect(database.dsn("superuser"), autocommit=True) as conn:
-        # What a session has read is counted once it has ended.
-        while conn.execute(
-            "SELECT FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()", [database.name]
-        ).fetchall():
-            pass
+        # What a session has read is counted before it has ended.
+        others = "SELECT FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+        wait_until_true(lambda: conn.execute(others, [database.name]).rowcount == 0)
         read = conn.execute(
             "SELECT relname, seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE schemaname = %s AND relname = ANY (%s)",
             [schema, ["scheduled", "job_default", "outcome_default", "attempt_default"]],

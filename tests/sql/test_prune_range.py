@@ -121,13 +121,13 @@ async def test_many_that_must_stay_keep_their_range_for_a_day_and_more_of_them_f
     boss, one = await own("owner"), await own("worker")
     await make_old_ranges(boss)
     await enqueue_then(one, 3)
-    days = (datetime.now(UTC) - THEN).days - 1
+    kept = (datetime.now(UTC) - THEN - timedelta(days=1.5)).total_seconds()
     async with changed(boss, "prune_range", ("most := 5000 *", "most := 2 *")):
-        assert await prune(one, days * DAY) == 0
-        assert await prune(one, days * DAY) is None
+        assert await prune(one, kept) == 0
+        assert await prune(one, kept) is None
         assert await ranges(boss) == [SUFFIX] and (await rows(boss))[0] == 3
         await boss.rows("UPDATE aioqueue.id_range SET look_at = NULL")
-        assert await prune(one, (days - 1) * DAY) == 0
+        assert await prune(one, kept - DAY) == 0
     assert await ranges(boss) == [] and (await rows(boss))[0] == 3
 
 
