@@ -140,37 +140,11 @@ async def test_a_view_over_a_forced_table_is_advice(look: Examine, start: Start,
     assert await start() == []
 
 
-async def test_a_policy_that_reads_the_setting_by_a_function(look: Examine, shop: Execute) -> None:
-    """In another schema, of another language's body, in another case."""
-    await shop(
-        "CREATE FUNCTION shop.tenant() RETURNS int LANGUAGE sql STABLE"
-        " RETURN nullif(current_setting('App.Tenant', true), '')::int",
-        "CREATE FUNCTION shop.tenant_text() RETURNS text LANGUAGE plpgsql STABLE AS"
-        " $$ BEGIN RETURN current_setting('app.tenant', true); END $$",
-        "CREATE TABLE shop.a (t int)",
-        "CREATE TABLE shop.b (t text)",
-        "CREATE POLICY p ON shop.a USING (t = shop.tenant())",
-        "CREATE POLICY p ON shop.b USING (true) WITH CHECK (t = shop.tenant_text())",
-    )
-    report = await look()
-    assert codes(report) == ["rls-off", "rls-off"]
-    assert ["shop.a" in report.findings[0].what, "shop.b" in report.findings[1].what] == [True, True]
-
-
 async def test_another_setting(look: Examine, shop: Execute) -> None:
     await shop("ALTER TABLE shop.orders DISABLE ROW LEVEL SECURITY")
     assert codes(await look(setting="app.customer")) == [], "no table goes by it"
     await shop("CREATE POLICY theirs ON shop.colours USING (name = current_setting('app.customer'))")
     assert codes(await look(setting="App.Customer")) == ["rls-off"]
-
-
-async def test_a_restrictive_policy_by_the_setting_narrows_the_others(look: Examine, shop: Execute) -> None:
-    await shop("CREATE POLICY everything ON shop.orders USING (true)")
-    restrictive = "CREATE POLICY narrow ON shop.orders AS RESTRICTIVE {} USING (tenant_id::text = current_setting('app.tenant'))"
-    await shop(restrictive.format("FOR SELECT"))
-    assert codes(await look()) == ["policy-opens-table"], "writing is open"
-    await shop("DROP POLICY narrow ON shop.orders", restrictive.format(""))
-    assert codes(await look()) == []
 
 
 async def test_the_role_that_jobs_take_on_is_the_one_looked_at(look: Examine, shop: Execute, boss: Execute) -> None:
