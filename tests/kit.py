@@ -15,7 +15,7 @@ from uuid import UUID
 
 from psycopg import AsyncConnection
 
-from aioqueue.app import AioQueue, RunningWorker
+from aioqueue.app import AioQueue
 from aioqueue.attempt import Cause
 from aioqueue.claimed import Claimed
 from aioqueue.database import Database
@@ -24,6 +24,7 @@ from aioqueue.job import new_job_id
 from aioqueue.outcome import Outcome
 from aioqueue.registry import TaskRegistry
 from aioqueue.run import Runner
+from aioqueue.running import RunningWorker
 from aioqueue.session_factory import SessionFactory
 from aioqueue.settings import LeaseSettings, LimitSettings, PoolSettings, Settings, TenantSettings
 from aioqueue.store import Store

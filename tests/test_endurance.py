@@ -16,8 +16,8 @@ import pytest
 from pydantic import BaseModel
 
 from aioqueue import AioQueue, JobTransaction, LimitSettings, PoolSettings
-from aioqueue.app import RunningWorker
 from aioqueue.events import Event, JobRecorded, ListenerConnected
+from aioqueue.running import RunningWorker
 from tests.kit import PATIENCE, Seen, end_time, session, until, until_true
 from tests.postgres import Database
 from tests.sql.engine import Session
