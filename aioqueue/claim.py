@@ -1,8 +1,7 @@
 """Asks for work: free slots and a wake-up (or the poll) → one claim of a batch → one run per job.
 
-Owns the moment to ask. While there is a backlog two claims are in flight, so that the jobs of one run while the other waits
-for its answer. It records nothing and knows nothing of user code; what a claim without an answer may have taken, it looks up
-and hands back.
+Owns the moment to ask, and for how many jobs; ask.py asks. While there is a backlog two claims are in flight, so that the jobs
+of one run while the other waits for its answer. It records nothing and knows nothing of user code.
 """
 
 from __future__ import annotations
@@ -10,46 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-import psycopg
-
-from .claimed import Claimed, Fence
+from .ask import Asker, Lease
+from .claimed import Claimed
 from .database import Database
-from .events import JobClaimed, Observers
 from .floor import Floors
 from .lanes import Lanes
-from .outage import Outage
-from .outcome import Outcome, Reason, Released
-from .server import connection_lost
 from .settings import WorkerSettings
-from .store import WORKER_DEAD, Claims, LaneScan, Store
+from .store import Claims, LaneScan
 from .suspect import SuspectTurn
 
 GATHER = 0.01
 """Seconds to wait for more free slots while there is a backlog: a claim of one costs as much as a claim of fifty."""
-UNANSWERED = 15.0
-"""Seconds after a claim without an answer in which the server may still be committing it (its statement_timeout is 5 s)."""
 LOOK_AGAIN = 1.0
-"""Seconds between looks for what such a claim took, and for a suspect that another took, at most."""
-
-
-class Lease(Protocol):
-    """The worker's right to claim."""
-
-    @property
-    def worker(self) -> int:
-        """Its identity."""
-        ...
-
-    async def wait_proven(self) -> None:
-        """Wait while the lease is in doubt."""
-        ...
-
-    def refused(self, worker: int) -> None:
-        """The database says that this worker is dead."""
-        ...
+"""Seconds between looks for what a claim without an answer took, and for a suspect that another took, at most."""
 
 
 class Slots(Protocol):
@@ -91,10 +66,6 @@ class Slots(Protocol):
         """Start it, as soon as there is a slot."""
         ...
 
-    def known(self) -> set[Fence]:
-        """Every claim of this process that is not recorded yet."""
-        ...
-
 
 class Claimer:
     """The claiming loop of one worker."""
@@ -102,8 +73,7 @@ class Claimer:
     def __init__(
         self,
         database: Database,
-        store: Store,
-        observers: Observers,
+        asker: Asker,
         *,
         settings: WorkerSettings,
         lanes: Lanes,
@@ -111,24 +81,16 @@ class Claimer:
         lease: Lease,
         slots: Slots,
         wait_room: Callable[[], Awaitable[None]],
-        put: Callable[[Claimed, Outcome], None],
-        claimed: Callable[[], None],
-        passed: Callable[[Mapping[int, int]], None],
     ) -> None:
         self._database = database
-        self._store = store
-        self._observers = observers
+        self.asker = asker
         self._settings = settings
         self._lanes = lanes
         self._floors = floors
         self._lease = lease
         self._slots = slots
         self._wait_room = wait_room
-        self._put = put
-        self._claimed = claimed
-        self._passed = passed
         self._wake_up = asyncio.Event()
-        self._unanswered: float | None = None
         self._suspect = SuspectTurn()
         self._no_more = False
         self._reserved = 0
@@ -166,10 +128,10 @@ class Claimer:
             self.turned = time.monotonic()
             await self._wait_room()
             await self._lease.wait_proven()
-            if self._unanswered is not None:
+            if self.asker.unanswered is not None:
                 self._backlog.clear()
                 await self._second_over.wait()  # or what it is about to be told of would be taken for unknown
-                await self.hand_back_unknown()
+                await self.asker.hand_back_unknown()
             if self._no_more:
                 backlog = False
                 continue
@@ -207,7 +169,7 @@ class Claimer:
 
     async def _woken(self) -> bool:
         """Wait to be woken, for a poll at most; whether it was."""
-        seconds = self._settings.poll if self._unanswered is None else min(LOOK_AGAIN, self._settings.poll)
+        seconds = self._settings.poll if self.asker.unanswered is None else min(LOOK_AGAIN, self._settings.poll)
         return await _wait_at_most(self._wake_up, seconds)
 
     async def run_second(self) -> None:
@@ -216,7 +178,7 @@ class Claimer:
             await self._backlog.wait()
             await self._wait_room()
             await self._lease.wait_proven()
-            alone = self._no_more or self._floors.suspect_ready or self._database.waiting or self._unanswered is not None
+            alone = self._no_more or self._floors.suspect_ready or self._database.waiting or self.asker.unanswered is not None
             if alone or not self._backlog.is_set():
                 self._backlog.clear()
                 continue
@@ -288,76 +250,12 @@ class Claimer:
         return bool(jobs)
 
     async def _claim(self, limit: int, scans: Sequence[LaneScan] | None = None) -> Claims:
-        """Claim up to `limit` jobs (of the given lanes; default: all but the suspects'), waiting out an outage."""
+        """Claim up to `limit` jobs; see `Asker.claim`. The slots that they may take are reserved until the answer is there."""
         self._reserved += limit
         try:
-            return await self._claim_reserved(limit, scans)
+            return await self.asker.claim(limit, scans)
         finally:
             self._reserved -= limit
-
-    async def _claim_reserved(self, limit: int, scans: Sequence[LaneScan] | None) -> Claims:
-        outage = Outage(self._observers, "claimer")
-        while True:
-            worker = self._lease.worker
-            try:
-                async with self._database.runtime() as conn:
-                    lanes = self._lanes.scans(self._floors, limit) if scans is None else scans
-                    losses = self._database.losses
-                    floors = self._floors.held.text(losses)
-                    claims = await self._store.claim(conn, worker=worker, lanes=lanes, limit=limit, key_floors=floors)
-                break
-            except psycopg.Error as error:
-                if error.sqlstate == WORKER_DEAD:
-                    self._lease.refused(worker)
-                    return Claims()
-                if connection_lost(error):
-                    self._unanswered = time.monotonic() + UNANSWERED  # an error that the server answers took nothing
-                outage.lost(error)
-                await outage.pause()
-                await self._lease.wait_proven()
-            except BaseException:
-                # The worker stops (or this is a bug); what the server did is not known.
-                self._unanswered = time.monotonic() + UNANSWERED
-                raise
-        outage.over()
-        highest: dict[int, int] = {}
-        for job in claims.jobs:
-            if job.vt > highest.get(job.lane, -1):
-                highest[job.lane] = job.vt
-        for lane_number, vt in highest.items():
-            self._floors.claimed(lane_number, vt, len(claims.jobs))
-        if self._observers.see_successes:
-            for job in claims.jobs:
-                self._observers.emit(JobClaimed.of(job))
-        for lane_number, (parked, vt) in claims.parked.items():
-            self._floors.claimed(lane_number, vt, parked)  # virtual time has come past them, or no floor would
-            self._floors.parked_at = time.monotonic()
-        self._floors.held.learn(claims.key_floors, losses)
-        if claims.passed:
-            self._passed(claims.passed)
-        if claims.jobs or claims.parked:
-            self._claimed()
-        return claims
-
-    async def hand_back_unknown(self, seconds: float | None = None) -> None:
-        """Hand back what a claim without an answer took, within so many seconds; until the server cannot commit it any more."""
-        if self._unanswered is None:
-            return
-        last_look = time.monotonic() > self._unanswered
-        # Before and after: what is claimed and what is recorded during the look are both no secret.
-        known = self._slots.known()
-        try:
-            async with self._database.runtime(seconds) as conn:
-                # All that this worker runs: of a job that was given up on, an earlier attempt is known and this one perhaps not.
-                jobs = await self._store.unknown_claims(conn, worker=self._lease.worker)
-        except psycopg.Error:
-            return
-        known |= self._slots.known()
-        for job in jobs:
-            if job.fence not in known:
-                self._put(job, Released(Reason.INTERRUPTED, "the answer to its claim was lost"))
-        if last_look:
-            self._unanswered = None
 
 
 async def _wait_at_most(event: asyncio.Event, seconds: float) -> bool:

@@ -77,7 +77,7 @@ class Stop:
             task.cancel()
         await asyncio.wait(claims)
         self._slots.give_up(Released(Reason.INTERRUPTED, "its worker stopped"))
-        await self._claimer.hand_back_unknown(LAST_WORD)
+        await self._claimer.asker.hand_back_unknown(LAST_WORD)
         self._observers.emit(WorkerStopping(self._worker(), len(self._slots.runner.runs), self._grace))
         await self._wait_empty(self._grace, self._hurry.wait())
         if self._slots.busy:

@@ -8,7 +8,7 @@
     ├── Pruner       partitions of id time: made ahead, dropped   maintenance/prune.py
     ├── Reporter     how far jobs are                             report.py
     ├── Guard        a thread: watches this loop                  guard.py
-    ├── Claimer      free slots + wake-up or poll → claim         claim.py
+    ├── Claimer      free slots + wake-up or poll → claim         claim.py, ask.py
     └── a job each   an asyncio task of its own                   run.py, transaction.py
 
 A loop that fails is started again (keep.py). How the worker stops stands in stop.py, what a user holds of it in running.py.
@@ -27,6 +27,7 @@ from uuid import UUID
 import anyio
 import psycopg
 
+from .ask import Asker
 from .attempt import Cause
 from .claim import Claimer
 from .database import Database
@@ -186,19 +187,27 @@ class Worker:
             restarted=self.heartbeat.prove,
         )
         self._pruner = Pruner(database, store, observers, settings.retention)
-        self._claimer = Claimer(
+        asker = Asker(
             database,
             store,
             observers,
+            lanes=lanes,
+            floors=floors,
+            lease=self.heartbeat,
+            known=slots.known,
+            put=recorder.put,
+            claimed=self._maintenance.wake,
+            passed=unparker.passed,
+        )
+        self._claimer = Claimer(
+            database,
+            asker,
             settings=worker,
             lanes=lanes,
             floors=floors,
             lease=self.heartbeat,
             slots=slots,
             wait_room=recorder.wait_room,
-            put=recorder.put,
-            claimed=self._maintenance.wake,
-            passed=unparker.passed,
         )
         self._guard = slots.guard = Guard(
             database.own_conninfo,

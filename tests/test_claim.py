@@ -13,6 +13,7 @@ import pytest
 from psycopg import AsyncConnection
 
 from aioqueue import JobTransaction, LimitSettings, PoolSettings, WorkerSettings, suspect
+from aioqueue.ask import Asker
 from aioqueue.claim import Claimer
 from aioqueue.claimed import Claimed, Fence
 from aioqueue.database import AHEAD, Database
@@ -260,8 +261,8 @@ async def test_a_claim_without_an_answer_is_found_beside_an_earlier_attempt_of_t
     assert (second.job_id, second.attempt) == (first.job_id, 2)
     for known, found in (({first.fence}, [second.fence]), ({first.fence, second.fence}, [])):
         async with claimer_of(worker_dsn, boss, worker, known) as (claimer, put):
-            claimer._unanswered = time.monotonic() + 60
-            await claimer.hand_back_unknown()
+            claimer.asker.unanswered = time.monotonic() + 60
+            await claimer.asker.hand_back_unknown()
         assert [job.fence for job in put] == found
 
 
@@ -288,7 +289,7 @@ async def test_a_claim_that_the_server_refuses_took_nothing(
     monkeypatch.setattr(boss.store, "claim", refuse)
     async with claimer_of(worker_dsn, boss, worker, set()) as (claimer, _):
         await claimer._claim(1)
-        assert (claimer._unanswered is not None) is unknown
+        assert (claimer.asker.unanswered is not None) is unknown
 
 
 class Standing:
@@ -327,20 +328,29 @@ async def claimer_of(dsn: str, boss: Session, worker: int, known: set[Fence]) ->
     lanes, put = Lanes({"default": 1}), list[Claimed]()
     standing = Standing(worker, known)
     try:
+        floors = Floors(lanes.all(), LOWEST_ID)
+        asker = Asker(
+            database,
+            boss.store,
+            Observers(),
+            lanes=lanes,
+            floors=floors,
+            lease=standing,
+            known=standing.known,
+            put=lambda job, _: put.append(job),
+            claimed=lambda: None,
+            passed=lambda _: None,
+        )
         yield (
             Claimer(
                 database,
-                boss.store,
-                Observers(),
+                asker,
                 settings=WorkerSettings(),
                 lanes=lanes,
-                floors=Floors(lanes.all(), LOWEST_ID),
+                floors=floors,
                 lease=standing,
                 slots=standing,
                 wait_room=standing.wait_for_room,
-                put=lambda job, _: put.append(job),
-                claimed=lambda: None,
-                passed=lambda _: None,
             ),
             put,
         )
