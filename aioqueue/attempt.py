@@ -1,6 +1,6 @@
 """One attempt of a job in this process: where it stands, and the outcome that an exception or the runtime's own end makes of it.
 
-Decides, and does nothing: run.py runs the user code and hands the outcome on, guard.py ends what blocks the event loop.
+Decides, and does nothing: user_code.py calls user code, run.py hands the outcome on, guard.py ends what blocks the event loop.
 """
 
 from __future__ import annotations

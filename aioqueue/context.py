@@ -1,6 +1,6 @@
 """What a task is given: `JobContext` (holds nothing) and `JobTransaction` (one short tenant transaction).
 
-The faces only. transaction.py opens and ends the transactions behind them; run.py makes one fresh context per attempt.
+The faces only. transaction.py opens and ends the transactions behind them; user_code.py makes one fresh context per attempt.
 `current_job` is the one that runs here.
 """
 

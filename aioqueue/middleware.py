@@ -1,7 +1,7 @@
 """Middleware: what runs around every task of an app, in the asyncio task and the transaction of its job.
 
-One shape, `async def middleware(ctx, call_next)`; run.py calls it. Knows nothing of outcomes: what it returns and raises counts
-as the task's.
+One shape, `async def middleware(ctx, call_next)`; user_code.py calls it. Knows nothing of outcomes: what it returns and raises
+counts as the task's.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Two round trips beside the user's own; one where jobs wait for connections: each begins in the trip that ends the one before. User
 code has a connection object of its own, which is dead before the ending begins. Decides nothing about outcomes: it raises, and
-run.py turns that into one.
+user_code.py turns that into one.
 """
 
 from __future__ import annotations

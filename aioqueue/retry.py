@@ -1,6 +1,6 @@
 """When a failed attempt is tried again: a policy as a value, asked for a delay. It owns no clock and no dice.
 
-`RetryIn`, raised by a task, overrides it in run.py; how many attempts a job has stands in the job.
+`RetryIn`, raised by a task, overrides it in attempt.py; how many attempts a job has stands in the job.
 """
 
 from __future__ import annotations

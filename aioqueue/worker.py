@@ -9,7 +9,7 @@
     ├── Reporter     how far jobs are                             report.py
     ├── Guard        a thread: watches this loop                  guard.py
     ├── Claimer      free slots + wake-up or poll → claim         claim.py, ask.py
-    └── a job each   an asyncio task of its own                   run.py, transaction.py
+    └── a job each   an asyncio task of its own                   run.py, user_code.py
 
 A loop that fails is started again (keep.py). How the worker stops stands in stop.py, what a user holds of it in running.py.
 The listener and the notifier belong to the app (services.py), which lends them.
