@@ -12,10 +12,8 @@ import contextlib
 import itertools
 import logging
 from functools import cache, lru_cache
-from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from .claimed import Claimed
@@ -23,23 +21,21 @@ from .context import JobTransaction
 from .database import Database
 from .errors import TransactionViolation
 from .identity import MARKER, ROLE, Identity
-from .job_connection import LEFT, JobConnection
+from .job_connection import JobConnection
 from .nested import Nesting, OnConnection
 from .pool_connection import PoolConnection, sever
 from .pooler import SharedConnection
 from .server import deadline
 from .settings import Settings
 from .store import Store
-from .terms import Terms, read_back, refusal_of_end
+from .terms import Terms, read_back
 from .trip import Trip
+from .violation import check_end, is_gone, refusal_of_commit
 
 logger = logging.getLogger("aioqueue")
 
 IN_STANDBY, READ_ONLY = b"in_hot_standby", b"default_transaction_read_only"
 """What a server tells at once when it can only read."""
-# The members of an enum are looked up by code in Python: for each job that would show.
-IN_TRANSACTION, IN_ERROR, ACTIVE = int(TransactionStatus.INTRANS), int(TransactionStatus.INERROR), int(TransactionStatus.ACTIVE)
-NO_PIPELINE = int(PipelineStatus.OFF)
 SET_ROLE = b"SELECT pg_catalog.set_config('role', $1, true)"
 KEEP_ROLE = b"SELECT pg_catalog.set_config($1, pg_catalog.current_setting('role'), true)"
 
@@ -56,43 +52,6 @@ def _set_local(given: int, names: tuple[str, ...]) -> bytes:
     named = [f"pg_catalog.set_config(${n}, ${n + 1}, true)" for n in range(1, 2 * given, 2)]
     own = [f"pg_catalog.set_config('{name}', ${n}, true)" for n, name in enumerate(names, 2 * given + 1)]
     return f"SELECT pg_catalog.current_setting('role'), {', '.join(named + own)}".encode()
-
-
-def _is_gone(error: psycopg.Error) -> bool:
-    """Whether one of the runtime's statements is not prepared any more, rather than one that a trigger has executed by name."""
-    return isinstance(error, psycopg.errors.InvalidSqlStatementName) and error.diag.context is None
-
-
-def check_end(conn: AsyncConnection[Any], given: JobConnection, nesting: Nesting, *, in_use: bool) -> None:
-    """Raise what keeps a job's transaction from ending as a success; user code has nothing of it any more.
-
-    `in_use`: whether a statement of it was under way when it was taken back.
-    """
-    if given.left:
-        raise TransactionViolation(LEFT)
-    if given.closed_by_user:
-        raise TransactionViolation("the task broke its transaction: it closed its connection")
-    if conn.closed:
-        raise psycopg.OperationalError("the connection of the job's transaction was lost")
-    if conn.pgconn.pipeline_status != NO_PIPELINE:
-        raise TransactionViolation("the task broke its transaction: it left a pipeline() block open")
-    status = conn.pgconn.transaction_status
-    if in_use or status == ACTIVE:
-        raise TransactionViolation(
-            "the task broke its transaction: it ended while a statement was under way in it, in another task or thread "
-            "that was not awaited, or a COPY or stream() that was not read to its end"
-        )
-    if status == IN_ERROR:
-        raise TransactionViolation(
-            "a statement failed in the job's transaction and the task went on: let the error out, or put what may fail "
-            "into a savepoint (async with tx.connection.transaction())"
-        )
-    if status != IN_TRANSACTION:
-        raise TransactionViolation(f"the task broke its transaction: it left the connection {TransactionStatus(status).name}")
-    if nesting.broken is not None:
-        raise nesting.broken
-    if given.open_blocks:
-        raise TransactionViolation("the task broke its transaction: it left a transaction() block open")
 
 
 class OpenTransaction:
@@ -200,9 +159,9 @@ class OpenTransaction:
             if not isinstance(error, psycopg.Error):
                 raise
             done = len(trip.answers)
-            refused = done < commit or (done == commit and _is_gone(error))  # then COMMIT has not begun
+            refused = done < commit or (done == commit and is_gone(error))  # then COMMIT has not begun
             if refused and not conn.closed and conn.info.transaction_status == TransactionStatus.INERROR:
-                raise self._refused(error, of_user=done == deferred) from None
+                raise refusal_of_commit(self._job, error, of_user=done == deferred) from None
             self._ended = True
             self._database.lost(error)
             await conn.close()
@@ -233,19 +192,6 @@ class OpenTransaction:
         if following is not None:
             following._beginning = None
         self._database.break_promise(self._conn)
-
-    def _refused(self, error: psycopg.Error, *, of_user: bool) -> Exception:
-        """What it means that the transaction cannot commit; `of_user`: what failed is of the user's own statements."""
-        if of_user and not _is_gone(error):
-            return error
-        if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            return TransactionViolation("the task broke its transaction: the role it changed to (SET ROLE) may not end it")
-        if _is_gone(error):
-            return TransactionViolation(
-                "the task broke its transaction: it deallocated what the connection had prepared (DEALLOCATE, where the driver "
-                "does not see it)"
-            )
-        return refusal_of_end(self._job, error, error.sqlstate, str(error))
 
     def _add_scrub(self, trip: Trip) -> int:
         # In the trip that ends or begins the transaction: behind a pooler the next one may meet another session.

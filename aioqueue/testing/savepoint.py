@@ -19,12 +19,12 @@ from aioqueue.context import HeldSession, JobTransaction
 from aioqueue.identity import MARKER, ROLE, Identity
 from aioqueue.job_connection import LEFT, JobConnection
 from aioqueue.nested import Nesting, OnConnection
-from aioqueue.open_transaction import check_end
 from aioqueue.pool_connection import PoolConnection
 from aioqueue.settings import Settings
 from aioqueue.store import Store
 from aioqueue.terms import Terms, refusal_of_end
 from aioqueue.transaction import in_short
+from aioqueue.violation import check_end
 
 from .ran import TestingError
 
