@@ -15,10 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import psycopg
-from psycopg import AsyncConnection
 
 from .claimed import Claimed
 from .database import Database
@@ -27,9 +25,9 @@ from .listen import Hints
 from .outage import Outage
 from .outcome import Failed, Outcome
 from .pending import SPARED, Pending, encode, parts
-from .server import connection_lost
-from .store import LOCKED, REFUSED, Store
+from .store import LOCKED, Store
 from .trip import Trip
+from .unrecorded import look_up, passes, refuses_content
 
 logger = logging.getLogger("aioqueue")
 
@@ -39,8 +37,6 @@ LOCKED_PAUSES = (0.005, 0.1)
 """Seconds until a job whose row somebody holds is tried again: at first (a claim that came to it first), doubling, at most."""
 REFUSED_PAUSES = (0.5, 10.0)
 """Seconds until an outcome that was refused by itself is tried again: at first, doubling, at most; jittered."""
-LOOK_BACK = 50
-"""Attempts of a job among which one without an answer is looked for."""
 ENOUGH = 100
 """Jobs for which a second write begins while another is in flight; fewer wait for its end, but no longer than that:"""
 COMPANY = 0.01
@@ -49,16 +45,6 @@ BATCH_CHARACTERS = 4_000_000
 """Characters of one write at most, a single outcome apart."""
 SLOWEST = 500_000
 """Characters a second that a way to the database carries at least: a large outcome on a slow one is not cut off for ever."""
-
-
-def _passes(error: psycopg.Error) -> bool:
-    """Whether the same write may be taken a moment later: the server is away, or it lost to others (deadlock, lock_timeout)."""
-    state = error.sqlstate or ""
-    return connection_lost(error) or state.startswith("40") or state == "55P03"
-
-
-def _refuses_content(error: Exception) -> bool:
-    return isinstance(error, psycopg.DataError | UnicodeError) or str(getattr(error, "sqlstate", None))[:2] in REFUSED
 
 
 class Recorder:
@@ -208,11 +194,11 @@ class Recorder:
                         )
                         if states is not None:
                             for pending in batch:
-                                if pending.job.job_id not in states and (found := await self._look_up(conn, pending)):
+                                if pending.job.job_id not in states and (found := await look_up(self._store, conn, pending)):
                                     states[pending.job.job_id] = found
                     break
                 except psycopg.Error as error:
-                    if not _passes(error):
+                    if not passes(error):
                         raise
                     outage.lost(error)
                     await outage.pause()
@@ -230,20 +216,6 @@ class Recorder:
                 self._end(pending, "succeeded" if states is None else states.get(pending.job.job_id))
         if self._ready is not None and states is not None and "ready" in states.values():
             self._ready()  # handed back: nobody else says that there is work
-
-    async def _look_up(self, conn: AsyncConnection[Any], pending: Pending) -> str | None:
-        """Return what an attempt without a row became if it was written already: by a write without an answer, or its commit.
-
-        None: it is no longer this worker's.
-        """
-        job = pending.job
-        if await self._store.read_back(conn, job) == "succeeded":
-            return "succeeded"
-        attempts = await self._store.list_attempts(conn, job.job_id, limit=LOOK_BACK)
-        if (job.attempt, job.worker, pending.reason) not in {(a["attempt"], a["worker"], a["reason"]) for a in attempts}:
-            return None
-        status = await self._store.job_status(conn, job.job_id)
-        return pending.state if status is None or status.attempt != job.attempt else str(status.state)
 
     def _end(self, pending: Pending, state: str | None) -> None:
         job = pending.job
@@ -286,7 +258,7 @@ class Recorder:
             self._add_part(batch[middle:])
             return
         for pending in batch:
-            if _refuses_content(error) and not pending.minimal:
+            if refuses_content(error) and not pending.minimal:
                 pending.minimise(error)
                 self._add_part([pending])
                 continue
