@@ -33,9 +33,20 @@ app = AioQueue(schema=os.environ["AIOQUEUE_SCHEMA"], limits=LimitSettings(abando
 async def add(a: int, b: int) -> int:
     return a + b
 
+class Journal:
+    "A file that is written out when its object is finalised, which stands in a reference cycle."
+    def __init__(self) -> None:
+        self.file = open("journal", "w")
+        self.write_line = self.write
+    def write(self) -> None:
+        self.file.write("a line")
+
+journal = Journal()
+
 @app.task(name="out_of_reach")
 def out_of_reach() -> tuple[bool, bool]:
     "Whether what was imported, and what a job makes, is walked over by the garbage collector."
+    journal.write_line()
     made: list[object] = [object()]
     walked = {id(each) for each in gc.get_objects()}
     return id(app) in walked, id(made) in walked
@@ -191,7 +202,9 @@ def test_drain_ends_when_nothing_is_ready(start: Start, run: Run) -> None:
     assert f"claimed add {elsewhere} (attempt 1)" in said and f"succeeded add {elsewhere} (attempt 1)" in said
 
 
-def test_the_garbage_collector_does_not_walk_over_what_was_imported(start: Start, run: Run) -> None:
+def test_the_garbage_collector_does_not_walk_over_what_was_imported_until_the_end(
+    start: Start, run: Run, directory: Path
+) -> None:
     job_id = enqueue(run, "out_of_reach")
     code, said = start("--drain").end()
     assert code == 0, said
@@ -200,6 +213,7 @@ def test_the_garbage_collector_does_not_walk_over_what_was_imported(start: Start
         return (await one.rows("SELECT result FROM aioqueue.outcome WHERE job_id = %s", job_id))[0][0]
 
     assert run(read) == [False, True]
+    assert (directory / "journal").read_text() == "a line", "what stands in a cycle is finalised at the exit"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

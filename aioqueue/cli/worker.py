@@ -12,7 +12,7 @@ import importlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -111,11 +111,19 @@ def worker(
             queues=names or None, concurrency=concurrency, drain=drain or None, grace=grace, migrate=migrate,
             health=health,
         )  # fmt: skip
-        # What has been imported stays as long as the process: no collection while jobs run need walk over it.
-        gc.collect()
-        gc.freeze()
-        with asyncio.Runner(loop_factory=_loop_factory() if uvloop else None) as runner:
+        with _imports_frozen(), asyncio.Runner(loop_factory=_loop_factory() if uvloop else None) as runner:
             ctx.exit(_run(runner.get_loop(), _work(app, given_dsn(common, app), wanted, verbose=common.verbose)))
+
+
+@contextlib.contextmanager
+def _imports_frozen() -> Iterator[None]:
+    """What has been imported stays while the worker runs: no collection need walk over it. At the exit it is finalised."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _run(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, int]) -> int:

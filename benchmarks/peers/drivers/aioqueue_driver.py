@@ -46,6 +46,8 @@ class Aioqueue(Driver):
         self.opened = False
         self.caller: psycopg.AsyncConnection[Any] | None = None
         self.worker: asyncio.Task[None] | None = None
+        gc.collect()
+        gc.freeze()  # what was imported, as `python -m aioqueue worker` does
 
     async def setup(self) -> dict[str, str]:
         await migrate.migrate(self.dsn)
@@ -91,8 +93,6 @@ class Aioqueue(Driver):
 
     async def start(self) -> None:
         await self.open()
-        gc.collect()
-        gc.freeze()  # as `python -m aioqueue worker` does
         self.context = self.app.worker()
         await self.context.__aenter__()
 
