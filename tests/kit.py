@@ -110,7 +110,7 @@ def wait_until_true(look: Callable[[], object]) -> None:
 def end_time(worker: RunningWorker, job_id: UUID) -> None:
     """Let the time limit of a job that runs be over: for tests of what comes then, whatever the time that it takes to start."""
     assert worker._worker is not None
-    runner = worker._worker._runner
+    runner = worker._worker._steps.runner
     (run,) = [run for run in runner.runs.values() if run.job.job_id == job_id]
     run.ends = time.monotonic()
     runner._end_overdue()

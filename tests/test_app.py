@@ -539,7 +539,7 @@ async def test_so_does_one_of_a_transaction_so_long_that_the_floor_has_passed_it
     async with app, app.worker() as worker:
         job = await app.get("add").options(on=conn).enqueue(1)
         assert worker._worker is not None
-        floor = worker._worker._maintenance._floors[lane("default", 0)]
+        floor = worker._worker._steps.maintenance._floors[lane("default", 0)]
         while not any(before < floor.value for before in floor._aside.values()):
             await (await app.get("add").enqueue(1)).result(30)
         await conn.commit()

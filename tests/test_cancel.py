@@ -176,7 +176,7 @@ async def test_a_worker_that_came_to_rest_long_ago_hears_of_it_by_a_hint(make_ap
         job = await slow.task.enqueue()
         await passed(slow.inside)
         assert worker._worker is not None
-        floors = worker._worker._maintenance._floors
+        floors = worker._worker._steps.maintenance._floors
         await until_true(lambda: floors.at_rest)
         assert await guest.job(job.id).cancel() is JobState.RUNNING
         with pytest.raises(JobCancelled):

@@ -247,13 +247,13 @@ async def test_many_jobs_leave_nothing_in_memory(worker_dsn: str, schema: str, k
     first, rest = (5_000, 15_000) if kind.startswith("20,000") else (50, 200)
     async with app, app.worker() as worker:
         assert worker._worker is not None
-        runner = worker._worker._runner
+        runner = worker._worker._steps.runner
         await run(first)
         assert not runner.runs
         tasks, before = len(asyncio.all_tasks()), objects()
         await run(rest)
         assert not runner.runs
-        assert not worker._worker._recorder.pending
+        assert not worker._worker._steps.recorder.pending
         more: Counter[str] = Counter()
 
         def settled_down() -> bool:

@@ -206,7 +206,7 @@ async def test_the_loop_wakes_while_the_guard_writes_and_the_worker_stops_withou
         job = await work.enqueue()
         await seen.wait(LoopBlocked)
         await turn_until(lambda: not inner.running)
-        assert any(job.id in fence for fence in inner._slots.known()), "no claim's answer is looked for in its place"
+        assert any(job.id in fence for fence in inner.slots.known()), "no claim's answer is looked for in its place"
         stopping = asyncio.create_task(running.__aexit__(None, None, None))
         await seen.wait(WorkerStopping)
         for _ in range(100):

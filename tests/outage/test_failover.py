@@ -47,7 +47,7 @@ async def _fail_over(primary: OutageServer, standby: Standby) -> None:
         await scene.until(lambda: len(scene.starts) == 55)
         listened = len(scene.seen.all(ListenerConnected))
         assert worker._worker is not None
-        floors = worker._worker._claimer._floors
+        floors = worker._worker._steps.claimer._floors
         await scene.until(lambda: any(floors[lane].value > 0 for lane in floors.lanes))
 
         await asyncio.to_thread(primary.stop)

@@ -136,7 +136,7 @@ async def test_a_blocked_loop_keeps_its_lease_though_the_guard_loses_its_connect
     async with scene.working() as worker:
         inside = worker._worker
         assert inside is not None
-        await scene.until(lambda: inside._guard._conn is not None)
+        await scene.until(lambda: inside._steps.guard._conn is not None)
         job = await block.enqueue()
         other = await scene.hold.enqueue()
         await scene.seen.wait(LoopBlocked, over=True)

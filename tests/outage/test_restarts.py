@@ -73,7 +73,7 @@ async def test_jobs_enqueued_after_a_crash_that_kept_the_start_time_are_found_at
             await scene.quick.enqueue()
         await scene.until_ended(50)
         assert worker._worker is not None
-        floors = worker._worker._claimer._floors
+        floors = worker._worker._steps.claimer._floors
         await scene.until(lambda: floors[lane("default", 0)].value > 0)
         before = await scene.ask("SELECT pg_postmaster_start_time()")
         ((pid,),) = await scene.ask("SELECT pid FROM pg_stat_activity WHERE usename = 'aioqueue_worker' LIMIT 1")
