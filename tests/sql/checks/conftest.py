@@ -70,7 +70,7 @@ async def make_role(boss: Execute) -> AsyncIterator[MakeRole]:  # noqa: F811
 
     yield create
     for name in reversed(made):
-        await boss(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+        await boss(f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
 
 
 @pytest.fixture
