@@ -47,6 +47,7 @@ from .task import Task
 R = TypeVar("R")
 
 
+# Openable first: its store and services are those that Controlling works with.
 class AioQueue(Openable, Controlling[Opened]):
     """A job queue on PostgreSQL.
 
@@ -93,7 +94,6 @@ class AioQueue(Openable, Controlling[Opened]):
             retention=RetentionSettings() if retention is None else check_kind("retention", retention, RetentionSettings),
             session=None if session is None else check_factory(session),
         )
-        watching = Observers([EventLog(), *observers] if check_kind("log_events", log_events, bool) else observers)
         self.middleware = check_middleware(middleware)
         self._resources = resources
         location = Location(
@@ -103,7 +103,8 @@ class AioQueue(Openable, Controlling[Opened]):
             schema,
             auto_migrate,
         )
-        super().__init__(settings, watching, location)
+        logs = [EventLog()] if check_kind("log_events", log_events, bool) else []
+        super().__init__(settings, Observers([*logs, *observers]), location)
 
     # -- workers ------------------------------------------------------------------------------------------------------
 

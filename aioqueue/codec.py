@@ -1,7 +1,7 @@
 """One type as JSON, there and back: the adapter that is made of it once, and what pydantic refuses in few words.
 
 What pydantic itself would let pass is found by unstorable.py; here a type's schema says whether its values must be looked
-through for that. When what is done, and which error it is: payload.py for arguments, result_codec.py for what a task returns.
+through for that. When to look, and which error it is, say payload.py for arguments and result_codec.py for what a task returns.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from .errors import AioQueueError
-from .pool import Pool, put
+from .pool import Pool, give_back
 from .pool_connection import PoolConnection, sever
 from .settings import PoolSettings
 from .shares import Waiting
@@ -115,7 +115,7 @@ class Database(Pool):
             while self._shares.left_over:
                 conn = self._shares.left_over.pop()
                 self._lent.pop(conn, None)
-                await put(conn)
+                await give_back(conn)
 
     def promise(self, conn: PoolConnection) -> object:
         """Promise a connection that is about to come back to the job that waits first; its `guest`, None: nobody waits.
@@ -145,10 +145,10 @@ class Database(Pool):
             return
         if self.waiting and conn.pgconn.transaction_status == TransactionStatus.IDLE and now < conn.pass_on_until:
             if not self._shares.leave("job", conn):
-                await put(conn)
+                await give_back(conn)
             return
         try:
-            await put(conn)
+            await give_back(conn)
         finally:
             self._shares.leave("job")
 

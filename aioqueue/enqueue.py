@@ -20,9 +20,9 @@ from uuid import UUID
 import psycopg
 from pydantic import BaseModel
 
-from .callers import AsyncCaller, SyncCaller, awaited, blocking
+from .callers import AsyncCaller, SyncCaller, async_caller, sync_caller
 from .callers.caller import Statements
-from .callers.refusal import refusals, retry_refusal
+from .callers.refusal import translated, translated_retry
 from .context import HeldSession, InTransaction, JobTransaction, current_job
 from .errors import JobNotFound, TenantRequired, UnknownTask
 from .job import Job, JobSource, JobState
@@ -105,8 +105,8 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
                 await self._enqueue_on_pool(jobs, parts)
             return
         jobs = jobs.joined(parts)
-        caller = awaited(joined)
-        with refusals():
+        caller = async_caller(joined)
+        with translated():
             xid = await caller.fetch(self._statements.enqueue_alike, *jobs.parameters)
         if isinstance(joined, InTransaction):
             joined.hints.add("ready")
@@ -117,8 +117,8 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
     def enqueue_jobs_sync(self, jobs: NewJobs, parts: Iterable[NewJobs] = (), *, on: object | None) -> None:
         """Do as `enqueue_jobs` on the connection or session `on`, which blocks."""
         jobs = self._prepare(jobs, on).joined(self._prepare(part, on) for part in parts)
-        caller = blocking(on)
-        with refusals():
+        caller = sync_caller(on)
+        with translated():
             xid = caller.fetch(self._statements.enqueue_alike, *jobs.parameters)
         self._watch(caller, xid, jobs.ids, kinds=("ready",))
 
@@ -133,8 +133,8 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
             for kind in ENDED:
                 services.notifier.hint(kind)
         else:
-            caller = awaited(on)
-            with refusals():
+            caller = async_caller(on)
+            with translated():
                 answer = await caller.fetch(self._statements.cancel_job, str(job.id), tenant)
             word, _, xid = (answer or "").partition(" ")
             state = JobState(word) if word else None
@@ -151,14 +151,14 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
         tenant = as_seen_here(job).tenant
         on = self._joined(on)
         new: UUID | None
-        with refusals(), retry_refusal(job.id):
+        with translated(), translated_retry(job.id):
             if on is None:
                 services = self.services("retry()")
                 async with services.database.for_caller() as conn:
                     new = await self.store.retry_job(conn, job.id, tenant=tenant)
                 services.notifier.hint("ready")
             else:
-                caller = awaited(on)
+                caller = async_caller(on)
                 answer = await caller.fetch(self._statements.retry_job, str(job.id), tenant)
                 word, _, xid = (answer or "").partition(" ")
                 new = UUID(word) if word else None
@@ -197,7 +197,7 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
         if name in self.tasks:
             return await self.get(name).bound(options, on=on).enqueue_payload(given)
         if on is not None and on is not self and not isinstance(on, JobTransaction):
-            known = json.loads(await awaited(on).fetch(self._statements.known_tasks) or "[]")
+            known = json.loads(await async_caller(on).fetch(self._statements.known_tasks) or "[]")
         else:
             async with self.services(f"enqueue_by_name({name!r})").database.for_caller() as conn:
                 known = await self.store.known_tasks(conn)
@@ -236,7 +236,7 @@ class Enqueuing(TaskRegistry[Opened], JobSource):
                 # Written or not, the same ids again make it exactly one job each. Waiting for others in vain is no loss.
                 lost = connection_lost(error) and not isinstance(error, AllInUse)
                 if attempt == tries or not lost or (give_up is not None and time.monotonic() > give_up):
-                    with refusals():
+                    with translated():
                         raise
                 give_up = give_up or time.monotonic() + self.settings.pool.deadline
                 await asyncio.sleep(random.uniform(0, PAUSE * attempt))

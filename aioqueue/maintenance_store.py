@@ -17,7 +17,7 @@ from .bound_store import BoundStore, array
 from .floor import Snapshot
 from .job import Position
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _CALLS = {
     "tick": "SELECT * FROM aioqueue.tick(%s::bigint, %s::bigint[], %s::bigint[], %s::bigint[], %s::uuid[], %s::bigint[],"
@@ -71,7 +71,7 @@ class MaintenanceStore(BoundStore):
         *,
         worker: int,
         questions: Sequence[LaneQuestion],
-        due_from: datetime = EPOCH,
+        due_from: datetime = UNIX_EPOCH,
         due_to: datetime | None = None,
     ) -> Tick:
         """Publish and read virtual times, snapshot, and the answers to the floors' questions."""
@@ -102,7 +102,7 @@ class MaintenanceStore(BoundStore):
             paused=frozenset(row[11]),
         )
 
-    async def promote(self, conn: AsyncConnection[Any], *, due_from: datetime = EPOCH, limit: int) -> int:
+    async def promote(self, conn: AsyncConnection[Any], *, due_from: datetime = UNIX_EPOCH, limit: int) -> int:
         """Make due jobs ready; the number, or −1 when another process is at it."""
         return int(await self._value(conn, "promote", due_from, limit))
 

@@ -45,7 +45,7 @@ class AllInUse(PoolTimeout):
     """Every connection was in use for too long; the server refuses none. To ask again would make it worse."""
 
 
-async def put(conn: PoolConnection) -> None:
+async def give_back(conn: PoolConnection) -> None:
     """Give a job's connection back to its pool, also when that was closed meanwhile; of a job nothing is committed here."""
     conn.stays_watched_by = None
     conn.unwatch()
@@ -203,7 +203,7 @@ class Pool(Server):
             raise self._timed_out(wait, "all are in use") from self._connector.refusal
         if task and task.cancelling() > before:
             # The pool waits by wait_for(), which before Python 3.12 swallows a cancellation that comes with the connection.
-            await put(conn)
+            await give_back(conn)
             raise asyncio.CancelledError
         return conn
 

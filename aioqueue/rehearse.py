@@ -12,7 +12,7 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from .claimed import Claimed
-from .maintenance_store import EPOCH, LaneQuestion
+from .maintenance_store import UNIX_EPOCH, LaneQuestion
 from .store import LOWEST_ID, LaneScan, Store
 
 NOBODY = 0
@@ -30,7 +30,7 @@ class Rehearsal:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._job = Claimed(NOBODY, LOWEST_ID, 0, 0, 0, 0, None, "", "", 0, 0, "", EPOCH)
+        self._job = Claimed(NOBODY, LOWEST_ID, 0, 0, 0, 0, None, "", "", 0, 0, "", UNIX_EPOCH)
 
     async def __call__(self, conn: AsyncConnection[Any]) -> None:
         """Claim nothing, record nothing, ask about a lane that is empty. Raises nothing but a cancellation."""
@@ -40,4 +40,4 @@ class Rehearsal:
                 await conn.execute(IMPATIENT)
                 await self._store.claim(conn, worker=NOBODY, lanes=[LaneScan(0, start, 1)], limit=0)
                 await self._store.record(conn, worker=NOBODY, succeeded=[self._job], results=["null"])
-                await self._store.tick(conn, worker=NOBODY, questions=[LaneQuestion(0, 0, start, 0)], due_to=EPOCH)
+                await self._store.tick(conn, worker=NOBODY, questions=[LaneQuestion(0, 0, start, 0)], due_to=UNIX_EPOCH)

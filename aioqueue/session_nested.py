@@ -21,13 +21,13 @@ PLAIN = {"stream_results": False, "yield_per": None}
 
 
 @functools.lru_cache(maxsize=100)
-def text(statement: str) -> Any:
+def runtime_text(statement: str) -> Any:
     """Return a statement with placeholders %s as SQLAlchemy takes it; `named` has what goes in their places."""
     return as_text(Statement(tuple(statement.split("%s"))))
 
 
 def named(params: Sequence[object]) -> dict[str, object]:
-    """Return the parameters of a `text`, in its order, by their names there."""
+    """Return the parameters of a `runtime_text`, in its order, by their names there."""
     return {f"p{number}": value for number, value in enumerate(params, 1)}
 
 
@@ -70,5 +70,5 @@ class NestedSession:
             await self._fetch("SELECT pg_catalog.set_config('role', %s, true)", [role])
 
     async def _fetch(self, statement: str, params: Sequence[object] = ()) -> Sequence[Any]:
-        result = await AsyncConnection.execute(self._conn, text(statement), named(params), execution_options=PLAIN)
+        result = await AsyncConnection.execute(self._conn, runtime_text(statement), named(params), execution_options=PLAIN)
         return result.one()

@@ -30,7 +30,7 @@ from .session_check import check_engine
 from .session_driver import SET_BEFORE, Below, below
 from .session_factory import AUTOCOMMIT, EngineSession, engine_of
 from .session_guard import SWALLOWED, SessionConnection, SessionGuard, broke
-from .session_nested import PLAIN, NestedSession, named, text
+from .session_nested import PLAIN, NestedSession, named, runtime_text
 from .settings import Settings
 from .store import Store
 from .terms import MISCONFIGURED, Terms, read_back, refusal_of_end
@@ -198,9 +198,11 @@ class OpenSession(NestedSession):
         self._doubt = "last"
         if self._identity.role is not None:
             leave = "SELECT pg_catalog.set_config(%s, pg_catalog.current_setting('role'), true)"
-            conn.execute(text(leave), named([ROLE]), execution_options=PLAIN)
-            conn.execute(text("SELECT pg_catalog.set_config('role', %s, true)"), named([self._role]), execution_options=PLAIN)
-        conn.execute(text(self._store.sql["finish"].as_string(None)), named(params), execution_options=PLAIN)
+            conn.execute(runtime_text(leave), named([ROLE]), execution_options=PLAIN)
+            conn.execute(
+                runtime_text("SELECT pg_catalog.set_config('role', %s, true)"), named([self._role]), execution_options=PLAIN
+            )
+        conn.execute(runtime_text(self._store.sql["finish"].as_string(None)), named(params), execution_options=PLAIN)
         self._committing = True
 
     def _meaning(self, error: Exception) -> Exception:

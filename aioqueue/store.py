@@ -22,7 +22,7 @@ from .bound_store import array
 from .claimed import Claimed
 from .client_store import ClientStore
 from .limit_store import LimitStore
-from .maintenance_store import EPOCH, MaintenanceStore
+from .maintenance_store import MaintenanceStore
 from .pooler import execute_in_thread
 from .reading import Reading
 from .transaction_store import TransactionStore
@@ -30,10 +30,6 @@ from .trip import Trip
 
 WORKER_DEAD = "AQ001"
 """SQLSTATE of a claim by a worker that is dead or whose lease has ended."""
-NOT_OWNED = "AQ002"
-"""SQLSTATE of a finish of a job that is no longer this worker's."""
-VIOLATION = "AQ003"
-"""SQLSTATE of a finish in a transaction that the task broke."""
 
 REFUSED = ("22", "54")
 """Classes of SQLSTATE that refuse a statement for what is in it: data exceptions and program limits."""
@@ -49,7 +45,7 @@ _CLAIMED = [
 ] + [adapters.types["int8"].array_oid]
 """As what the columns of a claim are read: when a job was enqueued as the number that it is."""
 _FENCE = ("job_id", "lane", "vt", "attempt", "spared", "tenant", "keys")
-_NO_FACTS: dict[str, Any] = {"task": "", "queue": "", "priority": 0, "max_attempts": 0, "payload": "", "created": EPOCH}
+_NO_FACTS: dict[str, Any] = {"task": "", "queue": "", "priority": 0, "max_attempts": 0, "payload": "", "created": 0}
 
 _CALLS = {
     "claim": "SELECT * FROM aioqueue.claim(%s::bigint, %s::bigint[], %s::bigint[], %s::uuid[],"

@@ -21,8 +21,8 @@ from .errors import InvalidResult, LeaseLost, TransactionViolation
 from .identity import MARKER, ROLE, Identity
 from .pooler import CLIENT_CHECK
 from .settings import Settings
-from .store import NOT_OWNED, REFUSED, VIOLATION, Store
-from .transaction_store import pairs
+from .store import REFUSED, Store
+from .transaction_store import NOT_OWNED, VIOLATION, pairs
 
 HAS_TRANSACTION_TIMEOUT = 170000
 _PROCESS = secrets.token_hex(8)

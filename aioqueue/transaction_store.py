@@ -16,8 +16,13 @@ from psycopg.rows import TupleRow, tuple_row
 from .bound_store import BoundStore
 from .claimed import Claimed
 
+NOT_OWNED = "AQ002"
+"""SQLSTATE of a finish or confirm of a job that is no longer this worker's."""
+VIOLATION = "AQ003"
+"""SQLSTATE of a finish or confirm in a transaction that the task broke."""
+
 _CALLS = {
-    # Finish and confirm fail with NOT_OWNED or VIOLATION (store.py) where it must not commit; the settings are `pairs`.
+    # The settings of finish and confirm are `pairs`.
     "finish": "SELECT aioqueue.finish(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer, NULL,"
     " p_settings => %s::pg_catalog.text::pg_catalog.text[], p_result => %s::pg_catalog.text::pg_catalog.jsonb)",
     "confirm": "SELECT aioqueue.confirm(%s::bigint, %s::bigint, %s::bigint, %s::pg_catalog.uuid, %s::integer, NULL,"

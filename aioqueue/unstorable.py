@@ -1,6 +1,6 @@
 """What JSON or PostgreSQL would change silently, or refuse: found in Python values and in their JSON text.
 
-Pure: a value in, a reason or None out. the codecs decide when to look.
+Pure: a value in, a reason or None out. The codecs decide when to look.
 """
 
 from __future__ import annotations

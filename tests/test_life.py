@@ -25,8 +25,9 @@ from psycopg import AsyncConnection
 
 from aioqueue.claimed import Claimed
 from aioqueue.floor import Floors
-from aioqueue.maintenance_store import EPOCH, LaneQuestion, Tick
-from aioqueue.store import LOWEST_ID, NOT_OWNED, WORKER_DEAD, LaneScan, Store
+from aioqueue.maintenance_store import UNIX_EPOCH, LaneQuestion, Tick
+from aioqueue.store import LOWEST_ID, WORKER_DEAD, LaneScan, Store
+from aioqueue.transaction_store import NOT_OWNED
 from benchmarks.mixed_jobs import NewJob, enqueue_many
 from tests.life_model import LANES, QUEUES, SUSPECTS, Life, Open, World
 from tests.postgres import Database
@@ -242,7 +243,7 @@ class LifeOfJobs(RuleBasedStateMachine):
         due_start, due = floors.due.start, floors.due.question
         seen = await self.service.store.tick(
             self.service.conn, worker=process.id, questions=questions, due_from=self.due_from(process),
-            due_to=None if due is None else EPOCH + timedelta(microseconds=due),
+            due_to=None if due is None else UNIX_EPOCH + timedelta(microseconds=due),
         )  # fmt: skip
         process.now += seconds
         for question, vt, first in zip(questions, seen.vts, seen.firsts, strict=True):
@@ -252,12 +253,12 @@ class LifeOfJobs(RuleBasedStateMachine):
             floor.observe(vt, seen.snapshot, process.now)
         if due is not None:
             found = seen.first_due
-            floors.due.answer(due_start, due, None if found is None else ((found - EPOCH) // timedelta(microseconds=1), 0))
-        floors.due.observe((seen.clock - MARGIN - EPOCH) // timedelta(microseconds=1), seen.snapshot, process.now)
+            floors.due.answer(due_start, due, None if found is None else ((found - UNIX_EPOCH) // timedelta(microseconds=1), 0))
+        floors.due.observe((seen.clock - MARGIN - UNIX_EPOCH) // timedelta(microseconds=1), seen.snapshot, process.now)
         return seen
 
     def due_from(self, process: Process) -> Any:
-        return EPOCH + timedelta(microseconds=process.floors.due.value)
+        return UNIX_EPOCH + timedelta(microseconds=process.floors.due.value)
 
     # -- the caller's side --------------------------------------------------------------------------------------------
 
@@ -633,7 +634,7 @@ class LifeOfJobs(RuleBasedStateMachine):
             await self.enqueue_some(actor, LINES[limit % len(LINES)], "A", 3, 1e-6, 2)
         await self.tick(process, 0.05)
         # Of rows of its own transaction no floor knows.
-        start = EPOCH if actor.open is not None else self.due_from(process)
+        start = UNIX_EPOCH if actor.open is not None else self.due_from(process)
         jobs = self.world.seen_jobs(actor.open)
         due = {x.id: x for x in self.world.available(actor.open, jobs.values()) if x.state == "scheduled" and x.due}
         number = await actor.session.store.promote(actor.session.conn, due_from=start, limit=limit)

@@ -16,11 +16,12 @@ from psycopg.rows import dict_row
 from aioqueue.errors import ConfigurationError
 from aioqueue.floor import Snapshot
 from aioqueue.job import Position, lane, new_job_id, new_job_ids
-from aioqueue.maintenance_store import EPOCH, LaneQuestion
+from aioqueue.maintenance_store import UNIX_EPOCH, LaneQuestion
 from aioqueue.new_jobs import NewJobs
 from aioqueue.pool_connection import PoolConnection
 from aioqueue.sql import as_sql, functions, quote_schema
-from aioqueue.store import LOWEST_ID, NOT_OWNED, VIOLATION, WORKER_DEAD, LaneScan, Store
+from aioqueue.store import LOWEST_ID, WORKER_DEAD, LaneScan, Store
+from aioqueue.transaction_store import NOT_OWNED, VIOLATION
 from benchmarks.mixed_jobs import NewJob, enqueue_many, split
 from tests.postgres import Database
 
@@ -164,7 +165,7 @@ async def test_extreme_numbers_pass(store: Store, owner: Conn) -> None:
     scans = [LaneScan(low, (high, UUID(int=2**128 - 1)), 1), LaneScan(high, (low, LOWEST_ID), 1)]
     assert (await store.claim(owner, worker=worker, lanes=scans, limit=100)).jobs == []
     questions = [LaneQuestion(low, 0, (0, LOWEST_ID), high), LaneQuestion(high, 0, (0, LOWEST_ID), None)]
-    tick = await store.tick(owner, worker=worker, questions=questions, due_to=EPOCH)
+    tick = await store.tick(owner, worker=worker, questions=questions, due_to=UNIX_EPOCH)
     assert (tick.vts, tick.firsts) == ([0, 0], [None, None])
 
 

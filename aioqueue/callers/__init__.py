@@ -22,7 +22,7 @@ def recognise(on: object) -> AsyncCaller | SyncCaller | None:
     return next((caller for library in LIBRARIES if (caller := library.recognise(on)) is not None), None)
 
 
-def awaited(on: object) -> AsyncCaller:
+def async_caller(on: object) -> AsyncCaller:
     """Return what to write with on a connection or session that is awaited, or in a job's transaction. Raises InvalidOption."""
     caller = recognise(on.connection if isinstance(on, JobTransaction) else on)
     if isinstance(caller, AsyncCaller):
@@ -32,7 +32,7 @@ def awaited(on: object) -> AsyncCaller:
     raise InvalidOption("on", f"{_name(on)} blocks: use enqueue_sync(…) with it, or give {ASYNCHRONOUS}")
 
 
-def blocking(on: object | None) -> SyncCaller:
+def sync_caller(on: object | None) -> SyncCaller:
     """Return what to write with on a connection or session that blocks. Raises InvalidOption."""
     caller = recognise(on)
     if isinstance(caller, SyncCaller):
@@ -49,4 +49,4 @@ def _name(on: object) -> str:
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
-__all__ = ["AsyncCaller", "SyncCaller", "awaited", "blocking", "recognise"]
+__all__ = ["AsyncCaller", "SyncCaller", "async_caller", "recognise", "sync_caller"]

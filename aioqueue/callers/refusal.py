@@ -44,7 +44,7 @@ def refusal(error: BaseException) -> Refusal | None:
 
 
 @contextlib.contextmanager
-def retry_refusal(job_id: UUID) -> Iterator[None]:
+def translated_retry(job_id: UUID) -> Iterator[None]:
     """Give the refusal to run a job again an error of its own."""
     try:
         yield
@@ -56,7 +56,7 @@ def retry_refusal(job_id: UUID) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refusals() -> Iterator[None]:
+def translated() -> Iterator[None]:
     """Give what the server refuses aioqueue's own errors, whichever library tells of it; all else passes."""
     try:
         yield

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from aioqueue.database import Database
 from aioqueue.floor import Floors
-from aioqueue.maintenance_store import EPOCH, LaneQuestion, Tick
+from aioqueue.maintenance_store import UNIX_EPOCH, LaneQuestion, Tick
 from aioqueue.store import Store
 
 MARGIN = timedelta(seconds=1)
@@ -26,7 +26,7 @@ FULL_LOOK_SHARE = 100
 
 
 def _microseconds(moment: datetime) -> int:
-    return (moment - EPOCH) // timedelta(microseconds=1)
+    return (moment - UNIX_EPOCH) // timedelta(microseconds=1)
 
 
 class Ticker:
@@ -48,12 +48,12 @@ class Ticker:
         self._restarted = restarted
         self._server: tuple[str, datetime] | None = None
         self._losses = 0
-        self._clock = EPOCH
+        self._clock = UNIX_EPOCH
         self._next_full_look = time.monotonic() + FULL_LOOK
 
     def due_from(self) -> datetime:
         """Where the scan of scheduled begins."""
-        return EPOCH + timedelta(microseconds=self._floors.due.value)
+        return UNIX_EPOCH + timedelta(microseconds=self._floors.due.value)
 
     async def tick(self) -> Tick:
         """Read the clocks and move the floors. Raises psycopg.Error."""
@@ -80,7 +80,7 @@ class Ticker:
                 worker=self._worker(),
                 questions=questions,
                 due_from=self.due_from(),
-                due_to=None if due_question is None else EPOCH + timedelta(microseconds=due_question),
+                due_to=None if due_question is None else UNIX_EPOCH + timedelta(microseconds=due_question),
             )
         now = time.monotonic()
         if full:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aioqueue.store import NOT_OWNED
+from aioqueue.transaction_store import NOT_OWNED
 from tests.sql.engine import Session, blocked
 from tests.sql.test_finish import sqlstate
 

@@ -6,7 +6,7 @@ import json
 import psycopg
 import pytest
 
-from aioqueue.store import NOT_OWNED, VIOLATION
+from aioqueue.transaction_store import NOT_OWNED, VIOLATION
 from tests.sql.conftest import Connect
 from tests.sql.engine import Session, blocked, changed, entry
 
