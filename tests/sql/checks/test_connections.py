@@ -3,8 +3,8 @@
 from contextlib import AsyncExitStack
 from typing import Any
 
-import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from tests.doctor.conftest import Execute, connection
 from tests.postgres import Database
@@ -47,8 +47,8 @@ async def test_sessions_and_living_workers_of_a_role(
         assert await of(ask, odd, who) == []
     async with AsyncExitStack() as stack:
         for dsn in (here, here, elsewhere):
-            await stack.enter_async_context(connection(psycopg.conninfo.make_conninfo(dsn, user=odd)))
-        await stack.enter_async_context(connection(psycopg.conninfo.make_conninfo(here, user="without_workers")))
+            await stack.enter_async_context(connection(make_conninfo(dsn, user=odd)))
+        await stack.enter_async_context(connection(make_conninfo(here, user="without_workers")))
         await register(superuser, "other", 1, 2, None)
         await register(superuser, odd, 4, 5, 6)
         first, second = [each for (each,) in await superuser.rows("SELECT id FROM aioqueue.worker WHERE connections IN (4, 5)")]
