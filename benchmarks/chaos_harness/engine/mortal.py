@@ -15,7 +15,8 @@ import psycopg
 
 from aioqueue.claimed import Claimed
 from aioqueue.outcome import Succeeded
-from aioqueue.store import NOT_OWNED, WORKER_DEAD
+from aioqueue.store import WORKER_DEAD
+from aioqueue.transaction_store import NOT_OWNED
 
 from .actors import kill
 from .model import LEASE

@@ -25,8 +25,8 @@ from aioqueue.maintenance.tick import Ticker
 from aioqueue.outcome import Cancelled, ErrorText, Failed, Outcome, Reason, Released, Snoozed, Succeeded
 from aioqueue.pending import encode, parts
 from aioqueue.settings import PoolSettings
-from aioqueue.store import LOCKED, LOWEST_ID, NOT_OWNED, WORKER_DEAD, LaneScan
-from aioqueue.transaction_store import pairs
+from aioqueue.store import LOCKED, LOWEST_ID, WORKER_DEAD, LaneScan
+from aioqueue.transaction_store import NOT_OWNED, pairs
 
 from .audit import FloorAudit
 from .model import LEASE, Chaos
