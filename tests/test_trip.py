@@ -1,8 +1,12 @@
 """A job's transaction begins in the round trip that ends the one before it: whatever becomes of that one, or of who waits."""
 
 import asyncio
+import os
+import select
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -16,7 +20,7 @@ from aioqueue.database import Database
 from aioqueue.outcome import Cancelled, Failed, Outcome, Reason, Snoozed
 from aioqueue.pool_connection import PoolConnection
 from aioqueue.trip import Trip
-from tests.kit import Bench, passed, turn_until, until
+from tests.kit import PATIENCE, Bench, passed, turn_until, until, wait_until_true
 from tests.shop import notes, write
 from tests.sql.engine import Session
 
@@ -318,10 +322,20 @@ async def test_an_answer_that_lies_ready_when_something_has_blocked_the_loop_cos
     trip.add(b"SELECT 1")
     under_way = asyncio.create_task(trip.run(0.01))
     await asyncio.sleep(0)  # it is sent
-    time.sleep(0.3)  # noqa: ASYNC251 - this is what blocks
+    select.select([conn.fileno()], [], [], PATIENCE)  # this is what blocks
+    time.sleep(0.3)  # noqa: ASYNC251 - its time is over, for longer than a busy loop takes to look
     (answer,) = await under_way
     assert answer.get_value(0, 0) == b"1"
     assert await (await conn.execute("SELECT 2")).fetchone() == (2,)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process of the server is gone."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 async def test_a_server_that_ends_the_connection_while_something_blocks_the_loop_is_asked_why(conn: PoolConnection) -> None:
@@ -330,7 +344,8 @@ async def test_a_server_that_ends_the_connection_while_something_blocks_the_loop
     trip.add(b"SET LOCAL idle_in_transaction_session_timeout = 50")
     under_way = asyncio.create_task(trip.run(10))
     await asyncio.sleep(0)  # it is sent
-    time.sleep(0.5)  # noqa: ASYNC251 - meanwhile its answers come, and the end of the connection
+    with ThreadPoolExecutor(1) as thread:  # its result blocks; meanwhile its answers come, and the end of the connection
+        thread.submit(wait_until_true, partial(ended, conn.info.backend_pid)).result()
     await under_way
     with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout):
         await conn.execute("SELECT 1")
