@@ -1,14 +1,23 @@
-"""Words for one line of a log or a terminal: a text without line breaks, a duration in its largest unit. Pure."""
+"""Words for a log or a terminal: a text that a terminal only shows, in one line, a duration in its largest unit. Pure."""
 
 from __future__ import annotations
 
+import re
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""What a terminal acts on instead of showing it, but for tab and newline: control characters, and what turns the direction."""
 LINE = 500
 """Characters of a line at most, where nobody says."""
 
 
+def printable(text: str) -> str:
+    """Return the text with an escape (`\\x1b`) in place of each character that a terminal acts on; tabs and newlines stay."""
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def one_line(text: str, limit: int = LINE) -> str:
-    """Return the text without line breaks, shortened."""
-    joined = " ".join(text.split())
+    """Return the text without line breaks, `printable` and shortened."""
+    joined = printable(" ".join(text.split()))
     return joined if len(joined) <= limit else f"{joined[: limit - 1]}…"
 
 

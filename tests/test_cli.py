@@ -320,6 +320,32 @@ def test_list(call: Call, worker_dsn: str, prepare: Prepare) -> None:
     assert call("job", "list", "--task", "none", dsn=worker_dsn).out == "no such job\n"
 
 
+EVIL = "e\x1b[31mvil\u202e\x9b1A\nfake  line"
+"""A tenant's name that somebody has enqueued with."""
+
+
+def test_a_terminal_acts_on_nothing_that_jobs_hold(call: Call, worker_dsn: str, prepare: Prepare) -> None:
+    async def steps(one: Session) -> UUID:
+        job_id = await one.enqueue_one(task="send", tenant=EVIL, payload=json.dumps({"text": EVIL}))
+        (job,) = await one.claim(await one.register(), 1)
+        await one.record(job.worker, entry(job, "error", s=False, d=None, y="ValueError", m=EVIL))
+        await one.enqueue_one(task="send", tenant=EVIL)
+        return job_id
+
+    job_id = prepare(steps)
+    shown = r"e\x1b[31mvil\u202e\x9b1A\nfake  line"
+    assert call("tenant", "set", EVIL, "--pause", dsn=worker_dsn).out == f"tenant {shown}: paused\n"
+    outputs = [
+        call(*command, dsn=worker_dsn).out
+        for command in (["job", "list"], ["status"], ["tenant", "list"], ["job", "show", job_id], ["job", "list", "--json"])
+    ]
+    for out in outputs:
+        assert all(char.isprintable() or char == "\n" for char in out)
+        assert not re.search("^fake", out, re.MULTILINE)
+    assert all(shown in out for out in outputs[:3])
+    assert json.loads(outputs[4])[0]["tenant"] == EVIL, "JSON says it as it is"
+
+
 def test_list_says_where_it_stopped(call: Call, worker_dsn: str, prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_module, "WINDOW", 2)
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aioqueue.cli.logs import JsonLines, set_up_logs
+from aioqueue.cli.logs import CONSOLE, ConsoleLines, JsonLines, set_up_logs
 from aioqueue.eventlog import EventLog
 from aioqueue.events import DatabaseLost, JobClaimed, JobRecorded, JobsRescued, WorkerStarted
 
@@ -198,3 +198,14 @@ def test_where_an_app_has_set_up_nothing_it_is_standard_error(root: logging.Logg
     logging.getLogger("x").error("hello")
     said = capsys.readouterr().err
     assert (json.loads(said)["message"] == "hello") if form == "json" else ("ERROR   hello" in said)
+
+
+def test_on_a_console_nothing_is_acted_on_and_nothing_looks_like_a_line_of_its_own() -> None:
+    said = record("no \x1b[2Jroom\n2026-12-01 INFO    all is well", job=" [send, tenant a\n2026-12-01 INFO    fake]")
+    lines = ConsoleLines(CONSOLE).format(said).split("\n")
+    assert "WARNING no \\x1b[2Jroom" in lines[0]
+    assert lines[1:] == ["    2026-12-01 INFO    all is well [send, tenant a", "    2026-12-01 INFO    fake]"]
+    said = record("failed", error=ValueError("\x9b1A"), job="")
+    text = ConsoleLines(CONSOLE).format(said)
+    assert "\nTraceback" in text or "\nValueError" in text
+    assert "ValueError: \\x9b1A" in text

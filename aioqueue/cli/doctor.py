@@ -23,7 +23,7 @@ from aioqueue.store import Store
 from .failure import UNHEALTHY, Common
 from .loading import load_app
 from .options import as_json, common_options, reach
-from .output import print_json, wrap
+from .output import print_json, say, wrap
 
 
 @click.command
@@ -92,24 +92,24 @@ async def _engine(app: AioQueue[Any] | None, database: Database) -> tuple[Engine
 def _print(report: Report) -> None:
     for (code, _), group in groupby(report.findings, key=lambda finding: (finding.code, finding.severity)):
         findings = list(group)
-        click.echo(f"{findings[0].severity} {code}")
-        click.echo(f"  why: {wrap(findings[0].why, indent=7)}")
+        say(f"{findings[0].severity} {code}")
+        say(f"  why: {wrap(findings[0].why, indent=7)}")
         for finding in findings:
-            click.echo(f"  - {wrap(finding.what, indent=4)}")
-            click.echo(f"    {finding.fix}")
-        click.echo()
+            say(f"  - {wrap(finding.what, indent=4)}")
+            say(f"    {finding.fix}")
+        say()
     for unseen in report.unseen:
-        click.echo(f"not seen: {wrap(unseen, indent=10)}\n")
+        say(f"not seen: {wrap(unseen, indent=10)}\n")
     _print_facts(report)
     if not report.wrong:
-        click.echo("nothing is wrong")
+        say("nothing is wrong")
 
 
 def _print_facts(report: Report) -> None:
     if connections := report.facts.get("connections"):
         limits = ", ".join(f"{name} allows {limit}" for name, limit in connections["limits"].items())
         workers = "1 worker needs" if connections["workers"] == 1 else f"{connections['workers']} workers need"
-        click.echo(f"connections: {workers} up to {connections['need']}, others have {connections['others']} now; {limits}")
+        say(f"connections: {workers} up to {connections['need']}, others have {connections['others']} now; {limits}")
     if (seconds := report.facts.get("notify_seconds")) is not None:
-        click.echo(f"a notification takes {seconds * 1000:.1f} ms")
-    click.echo(f"this host's clock is {report.facts['clock_seconds']:+.3f} s beside the server's")
+        say(f"a notification takes {seconds * 1000:.1f} ms")
+    say(f"this host's clock is {report.facts['clock_seconds']:+.3f} s beside the server's")

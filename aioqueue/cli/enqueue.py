@@ -11,6 +11,7 @@ import click
 
 from .failure import Common, Misuse
 from .options import common_options, make_app, option
+from .output import dumps
 
 
 @click.command
@@ -63,4 +64,4 @@ async def _enqueue(common: Common, task: str, arguments: dict[str, Any], options
         click.echo(str(job.id))
         if wait is not None:
             # By its id alone: the result as it is stored, whatever type the task has for it.
-            click.echo(json.dumps(await app.job(job.id).result(timeout=wait), ensure_ascii=False))
+            click.echo(dumps(await app.job(job.id).result(timeout=wait)))

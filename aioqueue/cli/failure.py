@@ -24,7 +24,7 @@ from aioqueue.errors import (
     UnknownTask,
     UnsafeDatabase,
 )
-from aioqueue.lines import one_line
+from aioqueue.lines import one_line, printable
 from aioqueue.migrate import SchemaLocked
 from aioqueue.server import connection_lost
 
@@ -56,7 +56,7 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the line."""
-        click.echo(f"error: {self.message}", file=file, err=True)
+        click.echo(printable(f"error: {self.message}"), file=file, err=True)
 
 
 class Misuse(Failure):

@@ -15,7 +15,7 @@ from aioqueue.lines import age
 
 from .failure import UNHEALTHY, Common
 from .options import as_json, common_options, option, reading
-from .output import print_json
+from .output import print_json, say
 
 
 @click.command
@@ -35,7 +35,7 @@ def health(ctx: click.Context, worker_id: int | None, json: bool) -> None:
     if json:
         print_json({"healthy": not found, "problems": found})
     else:
-        click.echo("\n".join(found) or "ok")
+        say("\n".join(found) or "ok")
     if found:
         ctx.exit(UNHEALTHY)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import asdict
-from json import dumps, loads
+from json import loads
 from typing import Any
 from uuid import UUID
 
@@ -24,7 +24,7 @@ from aioqueue.store import Store
 
 from .failure import FAILED, Common, Failure, Misuse
 from .options import as_json, common_options, connected, option, reading
-from .output import moment, print_json, print_table, shorten, wrap
+from .output import dumps, moment, print_json, print_table, say, shorten, wrap
 
 WINDOW = 10_000
 """Jobs that `job list` looks at for its filters at most."""
@@ -114,11 +114,11 @@ def _print_job(found: Facts, attempts: list[Facts], *, tracebacks: bool, full: b
     def line(name: str, value: object) -> None:
         if value is not None:
             text = str(value)
-            click.echo(f"{name + ':':<13} {text if full else shorten(text, indent=14)}")
+            say(f"{name + ':':<13} {text if full else shorten(text, indent=14)}")
 
     def error(name: str, text: str) -> None:
         shown = text if full else wrap(one_line(text, ERROR), indent=14)
-        click.echo(f"{name:<13} {shown}".rstrip())
+        say(f"{name:<13} {shown}".rstrip())
 
     line("id", found["id"])
     line("state", f"{found['state']}, waits for a limit" if found.get("parked") else found["state"])
@@ -144,18 +144,18 @@ def _print_job(found: Facts, attempts: list[Facts], *, tracebacks: bool, full: b
     elif found["state"] in (JobState.DEAD, JobState.CANCELLED):
         error("reason:", _reason(found))
     for attempt in attempts:
-        click.echo(f"attempt {str(attempt['attempt']) + ':':<5} {moment(attempt['finished_at'])}, {attempt['reason']}")
+        say(f"attempt {str(attempt['attempt']) + ':':<5} {moment(attempt['finished_at'])}, {attempt['reason']}")
         text = ": ".join(part for part in (attempt["error_type"], attempt["error_message"]) if part)
         if text:
             error("", text)
         if tracebacks and attempt["traceback"]:
-            click.echo("".join(f"    {part}\n" for part in attempt["traceback"].rstrip().splitlines()), nl=False)
+            say("".join(f"    {part}\n" for part in attempt["traceback"].rstrip().splitlines()), nl=False)
     if len(attempts) == ATTEMPTS:
-        click.echo(f"(the latest {ATTEMPTS} attempts that failed)")
+        say(f"(the latest {ATTEMPTS} attempts that failed)")
 
 
 def _json(value: object) -> str:
-    return dumps(value, ensure_ascii=False)
+    return dumps(value)
 
 
 @job.command("list")
@@ -202,10 +202,10 @@ def list_jobs(
         headers = ("ID", "STATE", "TASK", "QUEUE", "TENANT", "ATTEMPT", "CREATED", "ERROR")
         print_table(headers, [_row(found) for found in page.jobs], right=("ATTEMPT",))
     else:
-        click.echo("no such job")
+        say("no such job")
     if filtered and len(page.jobs) < limit and page.scanned >= WINDOW:
         further = f"; go on with --before {page.last}" if newest else ""
-        click.echo(f"only {WINDOW} jobs were looked at, there may be more{further}", err=True)
+        say(f"only {WINDOW} jobs were looked at, there may be more{further}", err=True)
 
 
 def _row(found: Facts) -> tuple[str, ...]:
@@ -239,7 +239,7 @@ def cancel(ctx: click.Context, job_ids: tuple[UUID, ...], tenant: str | None) ->
             for job_id in job_ids:
                 state = await store.cancel_job(conn, job_id, tenant=tenant)
                 unknown = unknown or state is None
-                click.echo(f"{job_id} {state or 'unknown'}")
+                say(f"{job_id} {state or 'unknown'}")
             with contextlib.suppress(psycopg.Error):
                 await store.notify(conn, "ready")
                 await store.notify(conn, "done")
@@ -267,7 +267,7 @@ def retry(ctx: click.Context, job_ids: tuple[UUID, ...], tenant: str | None) -> 
                     failed = True
                     Failure(str(error)).show()
                 else:
-                    click.echo(str(new.id))
+                    say(str(new.id))
             with contextlib.suppress(psycopg.Error):
                 await store.notify(conn, "ready")
         return failed

@@ -21,6 +21,7 @@ import click
 
 from aioqueue.events import Event
 from aioqueue.job_log import JobLogFilter
+from aioqueue.lines import printable
 from aioqueue.outcome import ErrorText, storable
 
 from .failure import Failure, explain
@@ -47,7 +48,9 @@ log_format = option(
 def set_up_logs(level: int, form: Format) -> None:
     """Log to standard error, unless the app has set up logging: that stays, but in JSON its lines on the terminal are ours."""
     root = logging.getLogger()
-    logging.basicConfig(level=level, format=CONSOLE)
+    console = logging.StreamHandler()
+    console.setFormatter(ConsoleLines(CONSOLE))
+    logging.basicConfig(level=level, handlers=[console])
     if form == "json":
         logging.captureWarnings(True)
         ours = [handler for handler in root.handlers if getattr(handler, "stream", None) in (sys.stderr, sys.stdout)]
@@ -75,6 +78,18 @@ def last_word(logger: logging.Logger, level: int, form: Format, *, verbose: bool
         failure = error if isinstance(error, Failure) else explain(error)
         logger.error("%s", failure.message, exc_info=error if verbose else None)
         raise click.exceptions.Exit(failure.exit_code) from None
+
+
+class ConsoleLines(logging.Formatter):
+    """Formats a record for people: a terminal acts on nothing in it, and no text in it looks like a line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line of a record; further lines of its message are indented."""
+        return super().formatMessage(record).replace("\n", "\n    ")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and the traceback below it."""
+        return printable(super().format(record))
 
 
 class JsonLines(logging.Formatter):

@@ -15,7 +15,7 @@ from aioqueue.sql import quote_schema
 from .failure import UNHEALTHY, Common, Misuse
 from .loading import load_app
 from .options import Place, as_json, common_options, find_schema, given_dsn, option, reach
-from .output import print_json
+from .output import print_json, say
 
 EMBEDDED_ROLES: dict[str, Kind] = {"aioqueue_worker": "worker", "aioqueue_client": "client"}
 
@@ -65,7 +65,7 @@ def migrate(ctx: click.Context, status: bool, sql: bool, grants: str | None, kin
             ctx.exit(0 if found.fits else UNHEALTHY)
         elif grants is not None:
             asyncio.run(_grant(place, grants, kind))
-            click.echo(f"role {grants} has the rights of a {kind} in schema {place.schema}")
+            say(f"role {grants} has the rights of a {kind} in schema {place.schema}")
         else:
             asyncio.run(_migrate(place, timeout))
 
@@ -100,10 +100,10 @@ def _print_status(status: SchemaStatus, as_json: bool) -> None:
         print_json({**asdict(status), "fits": status.fits})
         return
     there = f"version {status.version}" if status.version else "not there"
-    click.echo(f"schema {status.schema}: {there}; this code needs version {status.needed}")
-    click.echo(f"pending: {', '.join(status.pending)}" if status.pending else "nothing is pending")
+    say(f"schema {status.schema}: {there}; this code needs version {status.needed}")
+    say(f"pending: {', '.join(status.pending)}" if status.pending else "nothing is pending")
     if status.serves > status.needed:
-        click.echo(f"the schema serves code from version {status.serves} on: install a newer aioqueue-pg")
+        say(f"the schema serves code from version {status.serves} on: install a newer aioqueue-pg")
 
 
 async def _grant(place: Place, role: str, kind: Kind) -> None:
@@ -118,6 +118,6 @@ async def _migrate(place: Place, timeout: float) -> None:
         for role, kind in EMBEDDED_ROLES.items():
             await migrations.grant(place.dsn, role=role, schema=place.schema, kind=kind)
     if before.pending:
-        click.echo(f"schema {place.schema}: version {before.version} → {before.needed} ({', '.join(before.pending)})")
+        say(f"schema {place.schema}: version {before.version} → {before.needed} ({', '.join(before.pending)})")
     else:
-        click.echo(f"schema {place.schema}: nothing to do, it is at version {before.version}")
+        say(f"schema {place.schema}: nothing to do, it is at version {before.version}")

@@ -15,6 +15,8 @@ from uuid import UUID
 
 import click
 
+from aioqueue.lines import CONTROLS, printable
+
 RICH = importlib.util.find_spec("rich") is not None
 """Whether the extra `cli` is installed."""
 
@@ -39,9 +41,25 @@ def _with_text(value: Any) -> Any:
     return value
 
 
+def dumps(value: Any, *, indent: int | None = None) -> str:
+    """Return a value as JSON; in its texts a terminal finds nothing to act on."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=_plain)
+    return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def print_json(value: Any) -> None:
     """Print a value as indented JSON; times are ISO 8601, identities of workers (63 bits, `worker`) are text."""
-    click.echo(json.dumps(_with_text(value), indent=2, ensure_ascii=False, default=_plain))
+    click.echo(dumps(_with_text(value), indent=2))
+
+
+def say(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print text in which names and messages of anybody may stand; see `printable`."""
+    click.echo(printable(text), err=err, nl=nl)
+
+
+def cell(text: str) -> str:
+    """Return a name as it stands in one line, character by character."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), indent: int = 0) -> None:
@@ -49,6 +67,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, right:
 
     In a terminal the last column is cut to what is left of the line: half an id or half a name is of no use.
     """
+    rows = [[cell(text) for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     if sys.stdout.isatty():
         last = max(20, shutil.get_terminal_size().columns - indent - sum(width + 2 for width in widths[:-1]))

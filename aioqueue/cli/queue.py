@@ -8,6 +8,7 @@ import click
 
 from .failure import Common
 from .options import common_options, make_app
+from .output import cell, say
 
 
 @click.group
@@ -37,4 +38,4 @@ def resume(ctx: click.Context, name: str) -> None:
 async def _set(common: Common, name: str, *, paused: bool) -> None:
     async with make_app(common) as app:
         await (app.pause_queue(name) if paused else app.resume_queue(name))
-    click.echo(f"queue {name}: {'paused, none of its jobs starts' if paused else 'not paused'}")
+    say(f"queue {cell(name)}: {'paused, none of its jobs starts' if paused else 'not paused'}")

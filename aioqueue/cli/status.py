@@ -12,7 +12,7 @@ from aioqueue.lines import age
 
 from .failure import UNHEALTHY, Common
 from .options import as_json, common_options, option, reading
-from .output import moment, print_json, print_table
+from .output import cell, moment, print_json, print_table, say
 
 TOP_TENANTS = 10
 SHOWN_HANDED_BACK = 20
@@ -84,33 +84,31 @@ def _print(found: Facts) -> None:
     if scheduled["scheduled"]:
         seconds = scheduled["next_due_seconds"]
         due = "is due now" if seconds <= 0 else f"is due in {age(seconds)}, at {moment(scheduled['next_due'])}"
-        click.echo(
-            f"\nscheduled: {_count(scheduled['scheduled'])}, of which {_count(scheduled['retrying'])} ran before; the next {due}"
-        )
+        say(f"\nscheduled: {_count(scheduled['scheduled'])}, of which {_count(scheduled['retrying'])} ran before; the next {due}")
     else:
-        click.echo("\nscheduled: none")
+        say("\nscheduled: none")
     if found["dead"]:
-        click.echo(f"\ndead in the last 7 days: {_count(found['dead'])}; job list --state dead shows them")
+        say(f"\ndead in the last 7 days: {_count(found['dead'])}; job list --state dead shows them")
     _print_limits(found["parked"], found["paused"])
     if any(t["tenant"] is not None for t in found["tenants"]):
-        click.echo("\ntenants with most ready jobs:")
+        say("\ntenants with most ready jobs:")
         tenants = [(t["tenant"] or "(none)", _count(t["ready"])) for t in found["tenants"]]
         print_table(("TENANT", "READY"), tenants, right=("READY",), indent=2)
     _print_workers(found["workers"])
     if found["unknown_tasks"]:
-        click.echo("\ntasks that no worker knew:")
+        say("\ntasks that no worker knew:")
         print_table(("TASK", "JOBS"), [(t["task"], _count(t["jobs"])) for t in found["unknown_tasks"]], right=("JOBS",), indent=2)
     if found["handed_back"]:
-        click.echo("\nwarning: handed back more than 20 times in a row:")
+        say("\nwarning: handed back more than 20 times in a row:")
         rows = [(str(j["id"]), j["task"], j["tenant"] or "-", str(j["spared"]), j["reason"]) for j in found["handed_back"]]
         print_table(("ID", "TASK", "TENANT", "SPARED", "LAST REASON"), rows, right=("SPARED",), indent=2)
     for problem in found["problems"]:
-        click.echo(f"\nproblem: {problem}")
+        say(f"\nproblem: {problem}")
 
 
 def _print_queues(queues: list[Facts]) -> None:
     if not queues:
-        click.echo("no job is ready or running")
+        say("no job is ready or running")
         return
     rows = [
         (
@@ -128,11 +126,11 @@ def _print_queues(queues: list[Facts]) -> None:
 
 def _print_limits(parked: list[Facts], paused: list[Facts]) -> None:
     if paused:
-        click.echo(f"\npaused: {', '.join(p['kind'] + ' ' + p['name'] for p in paused)}")
+        say(f"\npaused: {', '.join(p['kind'] + ' ' + cell(p['name']) for p in paused)}")
     if not parked:
         return
     number = sum(limit["jobs"] for limit in parked)
-    click.echo(f"\nready, but waiting for a limit: {_count(number)}")
+    say(f"\nready, but waiting for a limit: {_count(number)}")
     rows = [
         (
             f"{limit['kind']} {limit['name'] or '-'}" + (f", key {limit['key']}" if limit["key"] is not None else ""),
@@ -147,9 +145,9 @@ def _print_limits(parked: list[Facts], paused: list[Facts]) -> None:
 
 def _print_workers(workers: list[Facts]) -> None:
     if not workers:
-        click.echo("\nworkers: none")
+        say("\nworkers: none")
         return
-    click.echo("\nworkers:")
+    say("\nworkers:")
     rows = [
         (
             w["id"],

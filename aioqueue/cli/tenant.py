@@ -13,7 +13,7 @@ from aioqueue.control import COUNTED, TenantStatus
 
 from .failure import Common, Misuse
 from .options import as_json, common_options, make_app, option
-from .output import print_json, print_table
+from .output import cell, print_json, print_table, say
 
 
 @click.group
@@ -46,7 +46,7 @@ def set_(
     if not changes:
         raise Misuse("nothing to change: give --weight, --limit, --no-limit, --pause or --resume")
     asyncio.run(_set(ctx.ensure_object(Common), name, changes))
-    click.echo(f"tenant {name}: {', '.join(_SPELL[key](value) for key, value in changes.items())}")
+    say(f"tenant {cell(name)}: {', '.join(_SPELL[key](value) for key, value in changes.items())}")
 
 
 async def _set(common: Common, name: str, changes: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ def list_(ctx: click.Context, json: bool) -> None:
     if json:
         print_json([asdict(each) for each in found])
     elif not found:
-        click.echo("every tenant has weight 1 and no limit")
+        say("every tenant has weight 1 and no limit")
     else:
         rows = [
             (
