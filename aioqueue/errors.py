@@ -242,6 +242,11 @@ class TimeLimitExceeded(JobError, TimeoutError):
 class TransactionViolation(JobError):
     """User code broke the job's transaction: ended it, or changed its tenant, role or marker. It was rolled back."""
 
+    @classmethod
+    def by(cls, what: str) -> TransactionViolation:
+        """Say what the task did."""
+        return cls(f"the task broke its transaction: {what}")
+
 
 class LeaseLost(JobError):
     """The job is no longer this worker's; whatever it wrote in its transaction was rolled back."""

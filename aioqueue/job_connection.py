@@ -24,7 +24,11 @@ from .pool_connection import RV, PoolConnection
 
 # The members of an enum are looked up by code in Python: for each answer that would show.
 IDLE = int(TransactionStatus.IDLE)
-LEFT = "the task broke its transaction: it ended it by itself (COMMIT or ROLLBACK in SQL, PREPARE TRANSACTION)"
+LEFT = (
+    "it ended the transaction that was opened for it (COMMIT or ROLLBACK in SQL, PREPARE TRANSACTION), or took back its settings "
+    "(RESET ALL); what may have to be undone alone goes into a savepoint"
+)
+"""What check_transaction.sql says, too, of a transaction that is not the job's any more."""
 
 
 class JobConnection(PoolConnection):
@@ -78,7 +82,7 @@ class JobConnection(PoolConnection):
                 self.left = True
                 self.kill()
         if self.left:
-            raise TransactionViolation(LEFT)
+            raise TransactionViolation.by(LEFT)
         return answer
 
     async def close(self) -> None:

@@ -18,6 +18,7 @@ from .claimed import Claimed
 from .context import CurrentTenant
 from .errors import InvalidOption, TransactionViolation
 from .identity import MARKER, Identity
+from .job_connection import LEFT
 from .options import check_tenant
 from .settings import TenantSettings
 from .store import Store
@@ -138,12 +139,12 @@ class Nesting:
         found = dict(zip(expected, await self.on.switch_local(list(expected), wanted), strict=True))
         changed = [name for name in expected if found[name] != expected[name]]
         if MARKER in changed:
-            raise self._broke("it ended the transaction that was opened for it (COMMIT or ROLLBACK in SQL)")
+            raise self._broke(LEFT)
         if changed:
             raise self._broke(f"around a block of tx.tenant() it changed {changed[0]}, which policies go by")
         if now.role != then.role:
             await self.on.set_role(then.role or self._role)
 
     def _broke(self, what: str) -> TransactionViolation:
-        self.broken = TransactionViolation(f"the task broke its transaction: {what}")
+        self.broken = TransactionViolation.by(what)
         return self.broken

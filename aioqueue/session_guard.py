@@ -39,11 +39,6 @@ def refuse(what: str, *_: object, **__: object) -> NoReturn:
     raise TransactionViolation(ENDS.format(what))
 
 
-def broke(what: str) -> TransactionViolation:
-    """Say what user code did."""
-    return TransactionViolation(f"the task broke its transaction: {what}")
-
-
 class Refusing:
     """What a job's user code may do neither on its session nor on the connection below: aioqueue begins, commits and closes."""
 
@@ -145,15 +140,15 @@ class SessionGuard:
         """Raise what user code has done to the transaction, as far as it is seen here."""
         session, conn = self._session, self._conn
         if self.left:
-            raise TransactionViolation(LEFT)
+            raise TransactionViolation.by(LEFT)
         if conn.closed:
-            raise broke("it closed its connection")
+            raise TransactionViolation.by("it closed its connection")
         if conn.invalidated:
             raise psycopg.OperationalError("the connection of the job's transaction was lost")
         if self.nesting is not None and self.nesting.broken is not None:
             raise self.nesting.broken
         if self.in_use:
-            raise broke(
+            raise TransactionViolation.by(
                 "it ended while a statement was under way in it, in another task that was not awaited: one task at a time uses "
                 "a session"
             )
@@ -161,9 +156,9 @@ class SessionGuard:
         if not session.is_active or (begun is not None and not begun.is_active):
             raise TransactionViolation(SWALLOWED)
         if self.rolled_back or begun is None or not session.in_transaction():
-            raise TransactionViolation(LEFT)
+            raise TransactionViolation.by(LEFT)
         if session.in_nested_transaction() or conn.in_nested_transaction():
-            raise broke("it left a begin_nested() block open")
+            raise TransactionViolation.by("it left a begin_nested() block open")
 
     def close_cursors(self, *_: object) -> None:
         """Close the cursors of streams; to be called where SQLAlchemy may wait."""
@@ -174,7 +169,7 @@ class SessionGuard:
 
     def _on_begin(self, _conn: Connection) -> None:
         if self._begun:
-            raise TransactionViolation(LEFT)
+            raise TransactionViolation.by(LEFT)
         self._begun = True
 
     def _on_commit(self, conn: Connection) -> None:
@@ -188,17 +183,23 @@ class SessionGuard:
 
     def _after_begin(self, _session: object, _transaction: object, connection: Connection) -> None:
         if connection is not self._conn:
-            raise broke("its session took a second connection, which would not be in the job's transaction")
+            raise TransactionViolation.by("its session took a second connection, which would not be in the job's transaction")
 
     def _before_statement(self, *_: object) -> None:
         if asyncio.current_task() is self._runtime:
             return
         if self.ended or self.left or self._runtime is not None:
-            raise TransactionViolation(LEFT if self.left else "the job's transaction is ending, and takes no more statements")
+            raise (
+                TransactionViolation.by(LEFT)
+                if self.left
+                else TransactionViolation("the job's transaction is ending, and takes no more statements")
+            )
         if self.nesting is not None:
             self.nesting.check()
             if self.in_use:
-                self.nesting.broken = broke("two of its tasks used the session at once: let one after the other use it")
+                self.nesting.broken = TransactionViolation.by(
+                    "two of its tasks used the session at once: let one after the other use it"
+                )
                 raise self.nesting.broken
 
     def _after_statement(self, _conn: object, cursor: Any, _text: str, _params: object, context: object, _many: bool) -> None:
@@ -206,4 +207,4 @@ class SessionGuard:
             self._cursors.append(cursor)
         if not self._below.in_transaction and self.nesting is not None:
             self.left = True
-            raise TransactionViolation(LEFT)
+            raise TransactionViolation.by(LEFT)

@@ -29,7 +29,7 @@ from .nested import Nesting
 from .session_check import check_engine
 from .session_driver import SET_BEFORE, Below, below
 from .session_factory import AUTOCOMMIT, EngineSession, engine_of
-from .session_guard import SWALLOWED, SessionConnection, SessionGuard, broke
+from .session_guard import SWALLOWED, SessionConnection, SessionGuard
 from .session_nested import PLAIN, NestedSession, named, runtime_text
 from .settings import Settings
 from .store import Store
@@ -213,7 +213,9 @@ class OpenSession(NestedSession):
             return TransactionViolation(SWALLOWED)
         if self._doubt == "last":
             if said.sqlstate == "42501":
-                return broke(f"the role it changed to (SET ROLE), or the engine's own, may not end it: {said.message}")
+                return TransactionViolation.by(
+                    f"the role it changed to (SET ROLE), or the engine's own, may not end it: {said.message}"
+                )
         return refusal_of_end(self._job, error, said.sqlstate, said.message, of_result=self._doubt == "last")
 
     async def left(self) -> bool:

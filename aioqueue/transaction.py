@@ -119,7 +119,7 @@ class Block(Generic[Begun]):
 
 async def _roll_back(opened: Opened, error: BaseException) -> None:
     if isinstance(error, Exception) and await opened.left() and not isinstance(error, TransactionViolation):
-        violation = TransactionViolation(LEFT)
+        violation = TransactionViolation.by(LEFT)
         await opened.abort(violation)
         raise violation from error
     await opened.abort(error)

@@ -29,17 +29,17 @@ def check_end(conn: AsyncConnection[Any], given: JobConnection, nesting: Nesting
     `in_use`: whether a statement of it was under way when it was taken back.
     """
     if given.left:
-        raise TransactionViolation(LEFT)
+        raise TransactionViolation.by(LEFT)
     if given.closed_by_user:
-        raise TransactionViolation("the task broke its transaction: it closed its connection")
+        raise TransactionViolation.by("it closed its connection")
     if conn.closed:
         raise psycopg.OperationalError("the connection of the job's transaction was lost")
     if conn.pgconn.pipeline_status != NO_PIPELINE:
-        raise TransactionViolation("the task broke its transaction: it left a pipeline() block open")
+        raise TransactionViolation.by("it left a pipeline() block open")
     status = conn.pgconn.transaction_status
     if in_use or status == ACTIVE:
-        raise TransactionViolation(
-            "the task broke its transaction: it ended while a statement was under way in it, in another task or thread "
+        raise TransactionViolation.by(
+            "it ended while a statement was under way in it, in another task or thread "
             "that was not awaited, or a COPY or stream() that was not read to its end"
         )
     if status == IN_ERROR:
@@ -48,11 +48,11 @@ def check_end(conn: AsyncConnection[Any], given: JobConnection, nesting: Nesting
             "into a savepoint (async with tx.connection.transaction())"
         )
     if status != IN_TRANSACTION:
-        raise TransactionViolation(f"the task broke its transaction: it left the connection {TransactionStatus(status).name}")
+        raise TransactionViolation.by(f"it left the connection {TransactionStatus(status).name}")
     if nesting.broken is not None:
         raise nesting.broken
     if given.open_blocks:
-        raise TransactionViolation("the task broke its transaction: it left a transaction() block open")
+        raise TransactionViolation.by("it left a transaction() block open")
 
 
 def is_gone(error: psycopg.Error) -> bool:
@@ -65,10 +65,9 @@ def refusal_of_commit(job: Claimed, error: psycopg.Error, *, of_user: bool) -> E
     if of_user and not is_gone(error):
         return error
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return TransactionViolation("the task broke its transaction: the role it changed to (SET ROLE) may not end it")
+        return TransactionViolation.by("the role it changed to (SET ROLE) may not end it")
     if is_gone(error):
-        return TransactionViolation(
-            "the task broke its transaction: it deallocated what the connection had prepared (DEALLOCATE, where the driver "
-            "does not see it)"
+        return TransactionViolation.by(
+            "it deallocated what the connection had prepared (DEALLOCATE, where the driver does not see it)"
         )
     return refusal_of_end(job, error, error.sqlstate, str(error))

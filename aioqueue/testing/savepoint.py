@@ -16,6 +16,7 @@ from psycopg.pq import TransactionStatus
 from aioqueue.callers.caller import is_a
 from aioqueue.claimed import Claimed
 from aioqueue.context import HeldSession, JobTransaction
+from aioqueue.errors import TransactionViolation
 from aioqueue.identity import MARKER, ROLE, Identity
 from aioqueue.job_connection import LEFT, JobConnection
 from aioqueue.nested import Nesting, OnConnection
@@ -101,7 +102,9 @@ class SavepointTransaction:
         """Roll back to the savepoint. Raises TestingError where user code has ended the test's transaction."""
         self._take_back()
         if self._conn.closed or self._conn.info.transaction_status == TransactionStatus.IDLE:
-            raise TestingError(f"{LEFT}: it was the test's, of which nothing can be rolled back any more")
+            raise TestingError(
+                f"{TransactionViolation.by(LEFT)}: it was the test's, of which nothing can be rolled back any more"
+            )
         await run_statement(self._conn, f"ROLLBACK TO SAVEPOINT {POINT}")
         await run_statement(self._conn, f"RELEASE SAVEPOINT {POINT}")
 

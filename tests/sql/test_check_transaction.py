@@ -13,6 +13,7 @@ pytestmark = pytest.mark.anyio
     ("act", "message"),
     [
         ("COMMIT; BEGIN", "it ended the transaction that was opened for it"),
+        ("RESET ALL", ".*or took back its settings"),
         ("SELECT set_config('app.tenant', 'U', true)", "it changed the setting app.tenant, which policies go by"),
         ("SET LOCAL ROLE aioqueue_worker", "it changed the role"),
         ("SET SESSION AUTHORIZATION aioqueue_worker", "it changed the session's user"),

@@ -16,10 +16,11 @@ BEGIN
     END IF;
     what := CASE
         WHEN 'aioqueue_job.marker' = ANY (changed)
-            THEN 'it ended the transaction that was opened for it (COMMIT or ROLLBACK in SQL)'
+            THEN 'it ended the transaction that was opened for it (COMMIT or ROLLBACK in SQL, PREPARE TRANSACTION), or took back '
+                 'its settings (RESET ALL); what may have to be undone alone goes into a savepoint'
         WHEN 'session_authorization' = ANY (changed) THEN 'it changed the session''s user (SET SESSION AUTHORIZATION)'
         WHEN 'role' = ANY (changed) OR 'aioqueue_job.role' = ANY (changed) THEN 'it changed the role (SET ROLE)'
         WHEN 'row_security' = ANY (changed) THEN 'it switched row_security off'
-        ELSE 'it changed the setting ' || changed[1] || ', which policies go by' END;
+        ELSE 'it changed the setting ' || changed[1] || ', which policies go by; work for another tenant goes into a block of tenant(…)' END;
     RAISE EXCEPTION USING ERRCODE = 'AQ003', MESSAGE = 'the task broke its transaction: ' || what;
 END $$;
