@@ -1,6 +1,6 @@
-"""Asks for work: free slots and a wake-up (or the poll) → one claim of a batch → one run per job.
+"""Decides when to claim, and how many: free slots and a wake-up (or the poll) → one claim of a batch → one run per job.
 
-Owns the moment to ask, and for how many jobs; ask.py asks. While there is a backlog two claims are in flight, so that the jobs
+A claim itself is made in one_claim.py. While there is a backlog two claims are in flight, so that the jobs
 of one run while the other waits for its answer. It records nothing and knows nothing of user code.
 """
 
@@ -12,11 +12,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from .ask import Asker, Lease
 from .claimed import Claimed
 from .database import Database
 from .floor import Floors
 from .lanes import Lanes
+from .one_claim import Lease, OneClaim
 from .settings import WorkerSettings
 from .store import Claims, LaneScan
 from .suspect import SuspectTurn
@@ -73,7 +73,7 @@ class Claimer:
     def __init__(
         self,
         database: Database,
-        asker: Asker,
+        one_claim: OneClaim,
         *,
         settings: WorkerSettings,
         lanes: Lanes,
@@ -83,7 +83,7 @@ class Claimer:
         wait_room: Callable[[], Awaitable[None]],
     ) -> None:
         self._database = database
-        self.asker = asker
+        self._one_claim = one_claim
         self._settings = settings
         self._lanes = lanes
         self._floors = floors
@@ -128,10 +128,10 @@ class Claimer:
             self.turned = time.monotonic()
             await self._wait_room()
             await self._lease.wait_proven()
-            if self.asker.unanswered is not None:
+            if self._one_claim.unanswered is not None:
                 self._backlog.clear()
                 await self._second_over.wait()  # or what it is about to be told of would be taken for unknown
-                await self.asker.hand_back_unknown()
+                await self._one_claim.hand_back_unknown()
             if self._no_more:
                 backlog = False
                 continue
@@ -169,7 +169,7 @@ class Claimer:
 
     async def _woken(self) -> bool:
         """Wait to be woken, for a poll at most; whether it was."""
-        seconds = self._settings.poll if self.asker.unanswered is None else min(LOOK_AGAIN, self._settings.poll)
+        seconds = self._settings.poll if self._one_claim.unanswered is None else min(LOOK_AGAIN, self._settings.poll)
         return await _wait_at_most(self._wake_up, seconds)
 
     async def run_second(self) -> None:
@@ -178,7 +178,9 @@ class Claimer:
             await self._backlog.wait()
             await self._wait_room()
             await self._lease.wait_proven()
-            alone = self._no_more or self._floors.suspect_ready or self._database.waiting or self.asker.unanswered is not None
+            alone = (
+                self._no_more or self._floors.suspect_ready or self._database.waiting or self._one_claim.unanswered is not None
+            )
             if alone or not self._backlog.is_set():
                 self._backlog.clear()
                 continue
@@ -250,10 +252,10 @@ class Claimer:
         return bool(jobs)
 
     async def _claim(self, limit: int, scans: Sequence[LaneScan] | None = None) -> Claims:
-        """Claim up to `limit` jobs; see `Asker.claim`. The slots that they may take are reserved until the answer is there."""
+        """Claim up to `limit` jobs; see `OneClaim.make`. The slots that they may take are reserved until the answer is there."""
         self._reserved += limit
         try:
-            return await self.asker.claim(limit, scans)
+            return await self._one_claim.make(limit, scans)
         finally:
             self._reserved -= limit
 

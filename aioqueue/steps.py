@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from .ask import Asker
 from .attempt import Cause
 from .claim import Claimer
 from .database import Database
@@ -21,6 +20,7 @@ from .listen import Hints
 from .maintenance.prune import Pruner
 from .maintenance.service import Maintenance
 from .middleware import Middleware
+from .one_claim import OneClaim
 from .outcome import Cancelled, Reason, Released
 from .pending import encode
 from .record import Recorder
@@ -121,7 +121,7 @@ class Steps:
             restarted=self.heartbeat.prove,
         )
         self.pruner = Pruner(database, store, observers, settings.retention)
-        asker = Asker(
+        one_claim = self.one_claim = OneClaim(
             database,
             store,
             observers,
@@ -135,7 +135,7 @@ class Steps:
         )
         self.claimer = Claimer(
             database,
-            asker,
+            one_claim,
             settings=worker,
             lanes=lanes,
             floors=floors,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from .attempt import Cause
@@ -36,6 +36,7 @@ class Stop:
         grace: float,
         drain: bool,
         worker: Callable[[], int],
+        hand_back_unknown: Callable[[float], Awaitable[None]],
     ) -> None:
         self._slots = slots
         self._claimer = claimer
@@ -44,6 +45,7 @@ class Stop:
         self._grace = grace
         self._drain = drain
         self._worker = worker
+        self._hand_back_unknown = hand_back_unknown
         self._asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._gave_up = asyncio.Event()
@@ -77,7 +79,7 @@ class Stop:
             task.cancel()
         await asyncio.wait(claims)
         self._slots.give_up(Released(Reason.INTERRUPTED, "its worker stopped"))
-        await self._claimer.asker.hand_back_unknown(LAST_WORD)
+        await self._hand_back_unknown(LAST_WORD)
         self._observers.emit(WorkerStopping(self._worker(), len(self._slots.runner.runs), self._grace))
         await self._wait_empty(self._grace, self._hurry.wait())
         if self._slots.busy:

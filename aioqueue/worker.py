@@ -8,7 +8,7 @@
     ├── Pruner       partitions of id time: made ahead, dropped   maintenance/prune.py
     ├── Reporter     how far jobs are                             report.py
     ├── Guard        a thread: watches this loop                  guard.py
-    ├── Claimer      free slots + wake-up or poll → claim         claim.py, ask.py
+    ├── Claimer      free slots + wake-up or poll → claim         claim.py, one_claim.py
     └── a job each   an asyncio task of its own                   run.py, user_code.py
 
 What the steps have of each other stands in steps.py. A loop that fails is started again (keep.py). How the worker stops stands in
@@ -121,6 +121,7 @@ class Worker:
             grace=grace,
             drain=worker.drain,
             worker=lambda: steps.heartbeat.worker,
+            hand_back_unknown=steps.one_claim.hand_back_unknown,
         )
 
         self._check: Callable[[EngineSession | None], Awaitable[object]] = lambda engine: check_start(

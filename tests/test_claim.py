@@ -13,7 +13,6 @@ import pytest
 from psycopg import AsyncConnection
 
 from aioqueue import JobTransaction, LimitSettings, PoolSettings, WorkerSettings, suspect
-from aioqueue.ask import Asker
 from aioqueue.claim import Claimer
 from aioqueue.claimed import Claimed, Fence
 from aioqueue.database import AHEAD, Database
@@ -21,6 +20,7 @@ from aioqueue.events import DatabaseLost, DatabaseRecovered, JobClaimed, JobReco
 from aioqueue.floor import Floors
 from aioqueue.job import SUSPECT, lane
 from aioqueue.lanes import LOWEST_FIRST, Lanes
+from aioqueue.one_claim import OneClaim
 from aioqueue.pool_connection import sever
 from aioqueue.slots import AHEAD as QUICK
 from aioqueue.store import LOWEST_ID, LaneScan
@@ -261,8 +261,8 @@ async def test_a_claim_without_an_answer_is_found_beside_an_earlier_attempt_of_t
     assert (second.job_id, second.attempt) == (first.job_id, 2)
     for known, found in (({first.fence}, [second.fence]), ({first.fence, second.fence}, [])):
         async with claimer_of(worker_dsn, boss, worker, known) as (claimer, put):
-            claimer.asker.unanswered = time.monotonic() + 60
-            await claimer.asker.hand_back_unknown()
+            claimer._one_claim.unanswered = time.monotonic() + 60
+            await claimer._one_claim.hand_back_unknown()
         assert [job.fence for job in put] == found
 
 
@@ -289,7 +289,7 @@ async def test_a_claim_that_the_server_refuses_took_nothing(
     monkeypatch.setattr(boss.store, "claim", refuse)
     async with claimer_of(worker_dsn, boss, worker, set()) as (claimer, _):
         await claimer._claim(1)
-        assert (claimer.asker.unanswered is not None) is unknown
+        assert (claimer._one_claim.unanswered is not None) is unknown
 
 
 class Standing:
@@ -329,7 +329,7 @@ async def claimer_of(dsn: str, boss: Session, worker: int, known: set[Fence]) ->
     standing = Standing(worker, known)
     try:
         floors = Floors(lanes.all(), LOWEST_ID)
-        asker = Asker(
+        one_claim = OneClaim(
             database,
             boss.store,
             Observers(),
@@ -344,7 +344,7 @@ async def claimer_of(dsn: str, boss: Session, worker: int, known: set[Fence]) ->
         yield (
             Claimer(
                 database,
-                asker,
+                one_claim,
                 settings=WorkerSettings(),
                 lanes=lanes,
                 floors=floors,

@@ -1,7 +1,7 @@
-"""Asks for jobs: one claim, through an outage if there is one, whose answer goes to floors, observers and who waits for it.
+"""Makes one claim, through an outage if there is one; its answer goes to floors, observers and who waits for it.
 
-Also sees to a claim without an answer: what it may have taken is looked up, and handed back. When to ask, and for how many jobs,
-is decided in claim.py.
+Also sees to a claim without an answer: what it may have taken is looked up, and handed back. When to claim, and how
+many jobs, is decided in claim.py.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Lease(Protocol):
         ...
 
 
-class Asker:
-    """The claims of one worker."""
+class OneClaim:
+    """Makes the claims of one worker, one at each call."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Asker:
         self.unanswered: float | None = None
         """When, by the monotonic clock, the server cannot commit a claim without an answer any more; None: there is none."""
 
-    async def claim(self, limit: int, scans: Sequence[LaneScan] | None) -> Claims:
+    async def make(self, limit: int, scans: Sequence[LaneScan] | None) -> Claims:
         """Claim up to `limit` jobs (of the given lanes; None: all but the suspects'), waiting out an outage."""
         outage = Outage(self._observers, "claimer")
         while True:
