@@ -97,7 +97,7 @@ class Database(Pool):
                 conn.pass_on_until = time.monotonic() + PASSED_ON
         except psycopg.OperationalError as error:
             self._shares.leave("job")
-            raise NoFreeConnection(f"no connection to the database: {error}") from error
+            raise NoFreeConnection(str(error)) from error
         except BaseException:
             self._shares.leave("job")
             raise

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from types import NoneType
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 from uuid import UUID
 
@@ -149,6 +150,9 @@ class BoundTask(Generic[P, R]):
         limit = self._enqueuer.payload_limit
         if isinstance(payload, tuple):
             return self._definition.payload.dump(payload, {}, limit=limit)
+        if isinstance(payload, (str, bytes, int, float, list, NoneType)):
+            expected = "expected a tuple of arguments, a mapping of them or the payload's model"
+            raise InvalidPayload(self._definition.name, f"{expected}, got {type(payload).__name__}")
         return self._definition.payload.dump_value(payload, limit=limit)
 
     def _handles(self, jobs: NewJobs) -> list[Job[R]]:

@@ -447,7 +447,7 @@ async def test_a_call_that_is_cancelled_as_it_gives_its_connection_back_does_not
 
 async def test_a_job_without_a_server_gets_no_connection_and_holds_no_place() -> None:
     async with opened(NOWHERE, PoolSettings(acquire_timeout=0.1)) as database:
-        with pytest.raises(NoFreeConnection):
+        with pytest.raises(NoFreeConnection, match=r"^no connection to the database within 0.1 s: (?!no connection)"):
             async with lent(database, 1):
                 raise AssertionError("there is no server")
         assert database.free_for_jobs == database.settings.size - RESERVED

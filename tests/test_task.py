@@ -468,6 +468,15 @@ class TestMany:
             await app.task(plain).enqueue_many([(1,), ("x",), (3,)])
         assert not app.calls
 
+    @pytest.mark.parametrize("payload", ["a", b"a", 1, 1.5, [1], None])
+    async def test_one_that_is_no_payload(self, app: App, payload: Any) -> None:
+        task: Any = app.task(plain)
+        wanted = rf"number 1 .*: expected a tuple of arguments, a mapping .* model, got {type(payload).__name__}$"
+        for first in ((1,), {"n": 1}):
+            with pytest.raises(InvalidPayload, match=wanted):
+                await task.enqueue_many([first, payload])
+        assert not app.calls
+
     @pytest.mark.parametrize("payloads", [Order(id=1), {"id": 1}, "text", b"text"])
     async def test_one_payload_in_place_of_many(self, app: App, payloads: Any) -> None:
         with pytest.raises(InvalidPayload, match="expected a list of payloads"):

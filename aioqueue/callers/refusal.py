@@ -15,6 +15,8 @@ from aioqueue.errors import DuplicateJob, InvalidOption, RetryRefused, SchemaErr
 
 ABORTED, TAKEN, INVALID, HOMELESS = "25P02", "23505", "22023", "AQ004"
 """SQLSTATEs of a refused enqueue: the transaction is aborted, the id is taken, an option is invalid, it needs a tenant."""
+MISSING = "3F000"
+"""SQLSTATE of an enqueue on the caller's connection in a database that has no such schema."""
 TOO_OLD = "42883"
 """SQLSTATE of an enqueue on the caller's connection in a database whose schema has no such function yet."""
 NOT_ENDED = "55000"
@@ -65,6 +67,10 @@ def translated() -> Iterator[None]:
         state = "" if said is None else said.sqlstate
         if said is not None and state == TOO_OLD and "enqueue_alike(" in said.message:
             raise SchemaError("the schema is older than this code: as its owner, run python -m aioqueue migrate") from error
+        if said is not None and state == MISSING:
+            raise SchemaError(
+                f"{said.message} in this database: as the role that is to own it, run python -m aioqueue migrate"
+            ) from error
         if said is None or state not in (ABORTED, TAKEN, INVALID, HOMELESS):
             raise
         if state == ABORTED:

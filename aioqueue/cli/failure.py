@@ -96,6 +96,8 @@ def explain(error: BaseException) -> Failure:
             "retry jobs by their ids; use the DSN of a role that may, or have the owner run: "
             "python -m aioqueue migrate --grants ROLE (that makes a worker of it; with --as client, a client)"
         )
+    if isinstance(error, psycopg.errors.UndefinedObject) and text.startswith("role "):
+        return Failure(f"{text}: create it first, as a role that may: CREATE ROLE … LOGIN")
     if isinstance(error, SchemaLocked):
         return Failure(text)
     if isinstance(error, psycopg.errors.LockNotAvailable):

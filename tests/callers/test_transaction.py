@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from psycopg import AsyncConnection
 
-from aioqueue import AioQueue, DuplicateJob, InvalidOption, NotCommitted, TransactionAborted, WorkerSettings
+from aioqueue import AioQueue, DuplicateJob, InvalidOption, NotCommitted, SchemaError, TransactionAborted, WorkerSettings
 from aioqueue.events import JobClaimed, JobRecorded
 from tests.callers.conftest import Open
 from tests.callers.drivers import Driver
@@ -91,6 +91,19 @@ async def test_a_savepoint_that_is_rolled_back_takes_its_job_with_it(
         await driver.enqueue(app, 3)
     await driver.commit()
     assert await both(boss) == ([3], [1, 3])
+
+
+async def test_a_database_without_the_schema_is_an_error_of_its_own(driver: Driver) -> None:
+    app = AioQueue(schema="nowhere")
+
+    @app.task(name="add")
+    async def add(a: int) -> int:
+        return a
+
+    await driver.begin()
+    with pytest.raises(SchemaError, match=r'schema "nowhere" does not exist in this database.*aioqueue migrate'):
+        await driver.enqueue(app, 1)
+    await driver.rollback()
 
 
 async def test_an_aborted_transaction_is_an_error_of_its_own(app: AioQueue, driver: Driver, shop: Shop, boss: Session) -> None:
