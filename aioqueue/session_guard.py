@@ -188,12 +188,10 @@ class SessionGuard:
     def _before_statement(self, *_: object) -> None:
         if asyncio.current_task() is self._runtime:
             return
-        if self.ended or self.left or self._runtime is not None:
-            raise (
-                TransactionViolation.by(LEFT)
-                if self.left
-                else TransactionViolation("the job's transaction is ending, and takes no more statements")
-            )
+        if self.left:
+            raise TransactionViolation.by(LEFT)
+        if self.ended or self._runtime is not None:
+            raise TransactionViolation("the job's transaction is ending, and takes no more statements")
         if self.nesting is not None:
             self.nesting.check()
             if self.in_use:

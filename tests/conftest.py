@@ -233,3 +233,10 @@ async def boss(database: Database, schema: str) -> AsyncIterator[Session]:
     """A session of the schema's owner, who may read and change everything."""
     async with session(database.dsn("owner"), schema) as made:
         yield made
+
+
+@pytest.fixture
+async def superuser(database: Database, schema: str) -> AsyncIterator[Session]:
+    """A session of the superuser, who sees what others' sessions do."""
+    async with session(database.dsn("superuser"), schema) as made:
+        yield made

@@ -6,7 +6,7 @@ The jobs here block the loop until the database, or a thread of the test, says s
 import asyncio
 import re
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -17,8 +17,7 @@ from aioqueue import AioQueue, JobFailed, JobTransaction, LeaseSettings, LimitSe
 from aioqueue.events import JobLost, JobRecorded, LeaseLost, LoopBlocked, Observers, WorkerStopping
 from aioqueue.guard import Guard
 from aioqueue.store import Store
-from tests.kit import PATIENCE, Seen, session, turn_until
-from tests.postgres import Database
+from tests.kit import PATIENCE, Seen, turn_until
 from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
@@ -30,12 +29,6 @@ LIMITS = LimitSettings(abandon=0.1)
 @pytest.fixture
 def seen() -> Seen:
     return Seen()
-
-
-@pytest.fixture
-async def boss(database: Database, schema: str) -> AsyncIterator[Session]:
-    async with session(database.dsn("owner"), schema) as made:
-        yield made
 
 
 @pytest.fixture

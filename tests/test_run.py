@@ -16,19 +16,12 @@ from aioqueue.context import current_job
 from aioqueue.events import JobAbandoned, JobLost
 from aioqueue.outcome import Cancelled, Failed, Outcome, Reason, Released, Snoozed, Succeeded
 from aioqueue.settings import PoolSettings
-from tests.kit import Bench, bench, passed, session, turn_until
-from tests.postgres import Database
+from tests.kit import Bench, bench, passed, turn_until
 from tests.sql.engine import Session
 
 pytestmark = pytest.mark.anyio
 
 LIMITS = LimitSettings(abandon=0.2)
-
-
-@pytest.fixture
-async def boss(database: Database, schema: str) -> AsyncIterator[Session]:
-    async with session(database.dsn("owner"), schema) as made:
-        yield made
 
 
 @pytest.fixture

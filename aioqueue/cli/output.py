@@ -15,7 +15,7 @@ from uuid import UUID
 
 import click
 
-from aioqueue.lines import CONTROLS, printable
+from aioqueue.lines import CONTROLS, one_line, printable
 
 RICH = importlib.util.find_spec("rich") is not None
 """Whether the extra `cli` is installed."""
@@ -108,5 +108,4 @@ def wrap(text: str, *, indent: int) -> str:
 def shorten(text: str, *, indent: int = 0) -> str:
     """Return one line that fits the terminal behind `indent` columns."""
     limit = max(20, shutil.get_terminal_size().columns - indent)
-    line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    return one_line(text, limit)

@@ -9,7 +9,6 @@ from aioqueue import migrate
 from aioqueue.store import Store
 from benchmarks.proxy import Proxy
 from tests.flow.processes import TABLES, Flow
-from tests.kit import session
 from tests.postgres import Database, Server
 from tests.sql.engine import Session
 
@@ -36,13 +35,6 @@ def proxy(flow: Flow, database: Database) -> Iterator[Proxy]:
         flow.evidence = flow.dsn
         flow.dsn = f"postgresql://aioqueue_worker@127.0.0.1:{running.port}/{database.name}?connect_timeout=2"
         yield running
-
-
-@pytest.fixture
-async def superuser(database: Database, schema: str) -> AsyncIterator[Session]:
-    """A session of the superuser, who sees what others' sessions do."""
-    async with session(database.dsn("superuser"), schema) as made:
-        yield made
 
 
 @pytest.fixture

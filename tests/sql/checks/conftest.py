@@ -19,13 +19,6 @@ EVERYBODY = ("worker", "owner", "client")
 
 
 @pytest.fixture
-async def superuser(database: Database, schema: str) -> AsyncIterator[Session]:
-    """A session of the superuser."""
-    async with session(database.dsn("superuser"), schema) as made:
-        yield made
-
-
-@pytest.fixture
 def ask(database: Database, schema: str, superuser: Session) -> Ask:
     """A function that runs a check's statement as each of `by`, who must all be told the same; its rows.
 
